@@ -1,0 +1,144 @@
+"""Every exception of the package.
+
+`CachegenError` is the root. Errors that come from the native library carry the status code and its name; the one place
+that raises them is `llama_cachegen._binding.check`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = [
+    "CachegenError",
+    "ContextError",
+    "DecodeError",
+    "LibraryMismatchError",
+    "MissReason",
+    "ModelFetchError",
+    "NativeError",
+    "NoCellsError",
+    "PageDigestError",
+    "PageFileCorruptError",
+    "PageFileError",
+    "PageFileMissingError",
+    "PageFileNotRegularError",
+    "PageFileTruncatedError",
+    "PageFileVersionError",
+    "PageMismatchError",
+    "PageRangeError",
+    "ReservationError",
+    "UnsupportedMemoryError",
+]
+
+
+class MissReason(str, enum.Enum):
+    """What differs between a sound page and the context it was offered to."""
+
+    MODEL = "model"
+    TOKENS = "tokens"
+    COMPONENTS = "components"
+    TYPE = "type"
+    ROTATION = "rotation"
+    LAYOUT = "layout"
+    WIDTH = "width"
+    ROPE = "rope"
+    LLAMA_COMMIT = "llama_commit"
+    PATCH_DIGEST = "patch_digest"
+    ABI = "abi"
+    ENDIANNESS = "endianness"
+
+
+class CachegenError(Exception):
+    """Root of the package's exceptions."""
+
+
+class LibraryMismatchError(CachegenError, ImportError):
+    """The libllama in this process is not the one this package was built with."""
+
+
+class ModelFetchError(CachegenError):
+    """A model could not be fetched, or what came is not what was pinned."""
+
+
+class DecodeError(CachegenError):
+    """llama.cpp could not evaluate a batch."""
+
+
+class ContextError(CachegenError, ValueError):
+    """llama.cpp could not load the model or create the context, or the session was asked for what it cannot do."""
+
+
+class PageFileError(CachegenError):
+    """A page file cannot be read. Nothing was written to any context."""
+
+
+class PageFileMissingError(PageFileError, FileNotFoundError):
+    """There is no such file."""
+
+
+class PageFileNotRegularError(PageFileError):
+    """The path is a directory, a FIFO, a device or a socket."""
+
+
+class PageFileTruncatedError(PageFileError):
+    """The file is shorter, or longer, than its header says."""
+
+
+class PageFileCorruptError(PageFileError):
+    """The file is not a page file, or bytes of it are damaged."""
+
+
+class PageFileVersionError(PageFileError):
+    """The file was written by a version whose format this one does not read."""
+
+
+class PageMismatchError(CachegenError):
+    """A sound page that does not belong to this context: a miss.
+
+    Attributes:
+        reason: what differs.
+        expected: its value in the context.
+        actual: its value in the page.
+    """
+
+    def __init__(self, reason: MissReason, message: str, *, expected: object = None, actual: object = None) -> None:
+        super().__init__(f"miss: {reason.value}: {message}")
+        self.reason = reason
+        self.detail = message
+        self.expected = expected
+        self.actual = actual
+
+
+class NativeError(CachegenError):
+    """A native call failed.
+
+    Attributes:
+        status: enum llama_kv_page_status.
+        status_name: its name without the prefix, for example "ERR_NO_CELLS".
+    """
+
+    def __init__(self, status: int, status_name: str, message: str) -> None:
+        super().__init__(f"{message} [{status_name}]")
+        self.status = status
+        self.status_name = status_name
+        self.detail = message
+
+
+class UnsupportedMemoryError(NativeError):
+    """The context's memory cannot be paged, whatever the page. The status says which kind it is."""
+
+
+class PageRangeError(NativeError):
+    """The positions are not in the sequence, or already are, or do not begin where it ends."""
+
+
+class NoCellsError(NativeError):
+    """The context is too small, or other sequences take the room."""
+
+
+class PageDigestError(NativeError):
+    """Payload bytes do not match their digest. The context is as it was."""
+
+
+class ReservationError(NativeError):
+    """An import is already open, was overtaken, or is not complete."""
