@@ -1,0 +1,153 @@
+"""What a save, a restore or a first token did, and how long each phase took."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from .errors import MissReason
+
+
+class Outcome(str, enum.Enum):
+    """How a restore ended. Damaged files and wrong calls are exceptions, not outcomes."""
+
+    RESTORED = "restored"
+    MISS = "miss"
+
+
+def _as_dict(receipt: Any) -> dict[str, Any]:
+    return {key: getattr(value, "value", value) for key, value in dataclasses.asdict(receipt).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveReceipt:
+    """A page was written.
+
+    Attributes:
+        path: the file, or None if the page stayed in memory.
+        n_tokens: tokens of the page.
+        payload_bytes, file_bytes: without and with header, identity, tokens and component table.
+        component_types: ggml types of the K and the V components, for example {"K": "q8_0", "V": "f16"}.
+        n_cell_runs: 1 if the cells were adjacent.
+        export_ms: copying out of the cache, digests included.
+        write_ms, fsync_ms: writing the file, and waiting until it is on the disk.
+    """
+
+    path: str | None
+    n_tokens: int
+    payload_bytes: int
+    file_bytes: int
+    component_types: dict[str, str]
+    n_cell_runs: int
+    export_ms: float
+    write_ms: float
+    fsync_ms: float
+    total_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreReceipt:
+    """A page was restored, or is a miss.
+
+    Attributes:
+        outcome: RESTORED or MISS.
+        reason: of a miss: what differs; else None.
+        detail: the same in words, with both values.
+        archive: format of the page, "native/1".
+        backend: where the tensors are that were written.
+        n_tokens: tokens restored, 0 for a miss.
+        payload_bytes: bytes written to the cache.
+        component_types: ggml types of the K and the V components.
+        n_cell_runs: 1 if the free cells were adjacent.
+        n_threads: threads that copied.
+        transient_bytes: native memory taken besides the page and the cache.
+        open_ms: opening and checking the file.
+        reserve_ms: comparing layouts, waiting for compute, finding cells.
+        copy_ms: copying into the cache, digests included.
+        commit_ms: making the cells part of the sequence.
+    """
+
+    outcome: Outcome
+    reason: MissReason | None
+    detail: str
+    archive: str
+    backend: str
+    n_tokens: int
+    payload_bytes: int
+    component_types: dict[str, str]
+    n_cell_runs: int
+    n_threads: int
+    transient_bytes: int
+    open_ms: float
+    reserve_ms: float
+    copy_ms: float
+    commit_ms: float
+    total_ms: float
+
+    @property
+    def restored(self) -> bool:
+        """True if the page is now part of the sequence."""
+        return self.outcome is Outcome.RESTORED
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
+
+    @classmethod
+    def miss(cls, reason: MissReason, detail: str, *, open_ms: float, total_ms: float) -> RestoreReceipt:
+        """The receipt of a page that does not belong here."""
+        return cls(
+            outcome=Outcome.MISS,
+            reason=reason,
+            detail=detail,
+            archive="native/1",
+            backend="",
+            n_tokens=0,
+            payload_bytes=0,
+            component_types={},
+            n_cell_runs=0,
+            n_threads=0,
+            transient_bytes=0,
+            open_ms=open_ms,
+            reserve_ms=0.0,
+            copy_ms=0.0,
+            commit_ms=0.0,
+            total_ms=total_ms,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstTokenTiming:
+    """Phases of a first token.
+
+    Attributes:
+        n_evaluated: tokens evaluated for it: 0 after a prefill, 1 after a restore.
+        decode_ms: evaluating them.
+        sample_ms: choosing the token from the logits.
+    """
+
+    n_evaluated: int
+    decode_ms: float
+    sample_ms: float
+    total_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillTiming:
+    """Evaluation of a prompt. `n_evaluated` tokens in `total_ms`."""
+
+    n_evaluated: int
+    total_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
