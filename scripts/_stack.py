@@ -732,7 +732,9 @@ class Stack:
         order = Order.load(folder)
         problems = order_problems(folder, order)
         if problems:
-            raise StackError("\n".join(problems) + "\n  what to do: correct .order, or write it by scripts/patches export")
+            raise StackError(
+                "\n".join(problems) + "\n  what to do: correct .order, or write it by scripts/patches export"
+            )
         return cls(folder, order, [Patch(name, (folder / name).read_bytes()) for name in order.names])
 
     @property

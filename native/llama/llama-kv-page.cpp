@@ -115,7 +115,8 @@ llama_kv_cache & dense_cache(llama_context * ctx) {
 
     auto & cache = static_cast<llama_kv_cache &>(*memory);
     if (cache.page_is_shared()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_SHARED, "the cache shares its cells with the cache of another context; use that one");
+        page_fail(LLAMA_KV_PAGE_REFUSED_SHARED,
+                  "the cache shares its cells with the cache of another context; use that one");
     }
     if (cache.page_is_windowed()) {
         page_fail(LLAMA_KV_PAGE_REFUSED_WINDOW, "the cache masks old positions by a window and reuses their cells");
@@ -125,13 +126,15 @@ llama_kv_cache & dense_cache(llama_context * ctx) {
     }
 
     for (const auto & component : cache.page_components(0)) {
-        ggml_backend_buffer_t buffer = component.tensor->buffer ? component.tensor->buffer :
-                                                                  component.tensor->view_src->buffer;
+        ggml_backend_buffer_t buffer =
+            component.tensor->buffer ? component.tensor->buffer : component.tensor->view_src->buffer;
         if (!ggml_backend_buffer_is_host(buffer)) {
             ggml_backend_t backend = ctx->get_backend(buffer);
-            page_fail(LLAMA_KV_PAGE_REFUSED_BACKEND, "layer %" PRIu32 " is on %s (%s), which is not host memory; create "
-                      "the context with offload_kqv off", component.il,
-                      backend ? ggml_backend_name(backend) : "no backend", ggml_backend_buffer_name(buffer));
+            page_fail(LLAMA_KV_PAGE_REFUSED_BACKEND,
+                      "layer %" PRIu32 " is on %s (%s), which is not host memory; create "
+                      "the context with offload_kqv off",
+                      component.il, backend ? ggml_backend_name(backend) : "no backend",
+                      ggml_backend_buffer_name(buffer));
         }
     }
 
@@ -166,12 +169,13 @@ struct page_layout {
 page_layout make_layout(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id, int32_t p0, int64_t n_tokens) {
     check_seq_id(ctx, seq_id);
     if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
-        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "positions [%" PRId32 ", %" PRId64 ") are not a range", p0, p0 + n_tokens);
+        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "positions [%" PRId32 ", %" PRId64 ") are not a range", p0,
+                  p0 + n_tokens);
     }
     if (n_tokens > int64_t(cache.get_size())) {
         page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
-                  "%" PRId64 " tokens do not fit: the cache has %" PRIu32 " cells for a sequence; raise n_ctx", n_tokens,
-                  cache.get_size());
+                  "%" PRId64 " tokens do not fit: the cache has %" PRIu32 " cells for a sequence; raise n_ctx",
+                  n_tokens, cache.get_size());
     }
 
     page_layout layout   = {};
@@ -195,10 +199,11 @@ page_layout make_layout(llama_context * ctx, llama_kv_cache & cache, int32_t seq
         component.n_bytes                 = uint64_t(layout.n_tokens) * row_bytes;
         component.xxh3                    = 0;
 
-        layout.payload_bytes += (component.n_bytes + component_alignment - 1) / component_alignment * component_alignment;
+        layout.payload_bytes +=
+            (component.n_bytes + component_alignment - 1) / component_alignment * component_alignment;
         layout.components.push_back(component);
-        layout.tensors.push_back({ static_cast<uint8_t *>(c.tensor->data), c.transposed, cache.get_size(), c.n_embd,
-                                   uint32_t(row_bytes) });
+        layout.tensors.push_back(
+            { static_cast<uint8_t *>(c.tensor->data), c.transposed, cache.get_size(), c.n_embd, uint32_t(row_bytes) });
     }
     return layout;
 }
@@ -208,29 +213,36 @@ void compare_component(const llama_kv_page_component & page, const llama_kv_page
     const char *  kind  = kind_name(live.kind);
 
     if (page.layer != live.layer || page.kind != live.kind) {
-        page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "the page has layer %" PRId32 " %s where the cache has layer %" PRId32 " %s",
-                  page.layer, kind_name(page.kind), layer, kind);
+        page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
+                  "the page has layer %" PRId32 " %s where the cache has layer %" PRId32 " %s", page.layer,
+                  kind_name(page.kind), layer, kind);
     }
     if (page.type != live.type) {
         page_fail(LLAMA_KV_PAGE_ERR_TYPE, "layer %" PRId32 " %s: the page is %s, the cache is %s", layer, kind,
                   type_name(page.type), type_name(live.type));
     }
     if (page.transposed != live.transposed) {
-        page_fail(LLAMA_KV_PAGE_ERR_LAYOUT, "layer %" PRId32 " %s: the page is %s, the cache is %s; flash attention differs",
-                  layer, kind, page.transposed ? "transposed" : "in rows", live.transposed ? "transposed" : "in rows");
+        page_fail(LLAMA_KV_PAGE_ERR_LAYOUT,
+                  "layer %" PRId32 " %s: the page is %s, the cache is %s; flash attention differs", layer, kind,
+                  page.transposed ? "transposed" : "in rows", live.transposed ? "transposed" : "in rows");
     }
     if (page.n_rot != live.n_rot) {
-        page_fail(LLAMA_KV_PAGE_ERR_ROTATION, "layer %" PRId32 " %s: the page is rotated by %" PRIu32 ", the cache by %" PRIu32
-                  " (0 is not at all); LLAMA_ATTN_ROT_DISABLE or the head size differs", layer, kind, page.n_rot, live.n_rot);
+        page_fail(LLAMA_KV_PAGE_ERR_ROTATION,
+                  "layer %" PRId32 " %s: the page is rotated by %" PRIu32 ", the cache by %" PRIu32
+                  " (0 is not at all); LLAMA_ATTN_ROT_DISABLE or the head size differs",
+                  layer, kind, page.n_rot, live.n_rot);
     }
     if (page.n_channels != live.n_channels || page.row_bytes != live.row_bytes) {
-        page_fail(LLAMA_KV_PAGE_ERR_WIDTH, "layer %" PRId32 " %s: the page has %" PRIu32 " channels in %" PRIu32
-                  " bytes a token, the cache %" PRIu32 " in %" PRIu32, layer, kind, page.n_channels, page.row_bytes,
-                  live.n_channels, live.row_bytes);
+        page_fail(LLAMA_KV_PAGE_ERR_WIDTH,
+                  "layer %" PRId32 " %s: the page has %" PRIu32 " channels in %" PRIu32
+                  " bytes a token, the cache %" PRIu32 " in %" PRIu32,
+                  layer, kind, page.n_channels, page.row_bytes, live.n_channels, live.row_bytes);
     }
     if (page.n_tokens != live.n_tokens || page.offset != live.offset || page.n_bytes != live.n_bytes) {
-        page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "layer %" PRId32 " %s: the page's token count, offset or size does not follow "
-                  "from its other components", layer, kind);
+        page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
+                  "layer %" PRId32 " %s: the page's token count, offset or size does not follow "
+                  "from its other components",
+                  layer, kind);
     }
 }
 
@@ -253,7 +265,8 @@ llama_kv_page_options resolve_options(const llama_kv_page_options * options) {
     if (options) {
         check_struct(options, "options");
         if ((options->flags & ~uint32_t(LLAMA_KV_PAGE_FLAG_DIGEST)) != 0 || options->reserved != 0) {
-            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "options: unknown flags 0x%" PRIx32 " or reserved field not 0", options->flags);
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "options: unknown flags 0x%" PRIx32 " or reserved field not 0",
+                      options->flags);
         }
         res = *options;
     }
@@ -281,7 +294,7 @@ template <typename Work> void parallel_for(uint32_t n_threads, size_t n_items, W
         try {
             threads.emplace_back(loop);
         } catch (const std::system_error &) {
-            break;  // the system has no more threads to give; the others take the work
+            break; // the system has no more threads to give; the others take the work
         }
     }
     loop();
@@ -315,15 +328,15 @@ uint64_t layout_heap_bytes(const page_layout & layout, size_t n_cells, size_t n_
            n_cells * sizeof(uint32_t) + n_runs * sizeof(page_cell_run);
 }
 
-}  // namespace
+} // namespace
 
 struct llama_kv_page_reservation {
     llama_context *                      ctx;
     llama_kv_cache *                     cache;
     int32_t                              seq_id;
     int32_t                              p0;
-    page_layout                          layout;      // of the live cache
-    std::vector<llama_kv_page_component> components;  // of the page, the same but for its digests
+    page_layout                          layout;     // of the live cache
+    std::vector<llama_kv_page_component> components; // of the page, the same but for its digests
     std::vector<page_cell_run>           runs;
     std::vector<uint8_t>                 written;
     bool                                 open;
@@ -352,7 +365,8 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
     reservation->written.assign(n_components, 0);
 
     if (cache.page_reserved()) {
-        page_fail(LLAMA_KV_PAGE_ERR_BUSY, "another page reservation is open in this context; commit it or close it first");
+        page_fail(LLAMA_KV_PAGE_ERR_BUSY,
+                  "another page reservation is open in this context; commit it or close it first");
     }
 
     // pending copies into the stream would overwrite the page, a pending shift would move it
@@ -360,19 +374,24 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
 
     const llama_pos pos_max = cache.seq_pos_max(seq_id);
     if (p0 <= pos_max) {
-        page_fail(LLAMA_KV_PAGE_ERR_OCCUPIED, "sequence %" PRId32 " already holds positions up to %" PRId32
-                  ", the page begins at %" PRId32 "; remove them or import into another sequence", seq_id, pos_max, p0);
+        page_fail(LLAMA_KV_PAGE_ERR_OCCUPIED,
+                  "sequence %" PRId32 " already holds positions up to %" PRId32 ", the page begins at %" PRId32
+                  "; remove them or import into another sequence",
+                  seq_id, pos_max, p0);
     }
     if (p0 > pos_max + 1) {
-        page_fail(LLAMA_KV_PAGE_ERR_GAP, "sequence %" PRId32 " ends before position %" PRId32 ", the page begins at %" PRId32
-                  "; import the pages before it first", seq_id, pos_max + 1, p0);
+        page_fail(LLAMA_KV_PAGE_ERR_GAP,
+                  "sequence %" PRId32 " ends before position %" PRId32 ", the page begins at %" PRId32
+                  "; import the pages before it first",
+                  seq_id, pos_max + 1, p0);
     }
 
     const auto * slot = cache.page_reserve(seq_id, p0, n_tokens);
     if (!slot) {
-        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS, "%" PRIu32 " tokens do not fit: %" PRIu32 " of %" PRIu32
-                  " cells are in use; raise n_ctx or remove sequences", n_tokens, cache.get_cells(seq_id).get_used(),
-                  cache.get_size());
+        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
+                  "%" PRIu32 " tokens do not fit: %" PRIu32 " of %" PRIu32
+                  " cells are in use; raise n_ctx or remove sequences",
+                  n_tokens, cache.get_cells(seq_id).get_used(), cache.get_size());
     }
     reservation->open = true;
     try {
@@ -400,26 +419,30 @@ void commit(llama_kv_page_reservation & reservation) {
     }
     for (size_t i = 0; i < reservation.written.size(); ++i) {
         if (!reservation.written[i]) {
-            page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "layer %" PRId32 " %s was not written", reservation.components[i].layer,
-                      kind_name(reservation.components[i].kind));
+            page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "layer %" PRId32 " %s was not written",
+                      reservation.components[i].layer, kind_name(reservation.components[i].kind));
         }
     }
     // the sequence may have been cut or shifted meanwhile; a page is never put behind a gap
     if (reservation.cache->seq_pos_max(reservation.seq_id) != reservation.p0 - 1) {
-        page_fail(LLAMA_KV_PAGE_ERR_STALE, "sequence %" PRId32 " ended before position %" PRId32 " when the page was reserved, "
-                  "now it ends before %" PRId32, reservation.seq_id, reservation.p0,
-                  reservation.cache->seq_pos_max(reservation.seq_id) + 1);
+        page_fail(LLAMA_KV_PAGE_ERR_STALE,
+                  "sequence %" PRId32 " ended before position %" PRId32 " when the page was reserved, "
+                  "now it ends before %" PRId32,
+                  reservation.seq_id, reservation.p0, reservation.cache->seq_pos_max(reservation.seq_id) + 1);
     }
     if (!reservation.cache->page_commit()) {
-        page_fail(LLAMA_KV_PAGE_ERR_STALE, "the memory was cleared, or its cells were taken, while the page was written");
+        page_fail(LLAMA_KV_PAGE_ERR_STALE,
+                  "the memory was cleared, or its cells were taken, while the page was written");
     }
     reservation.ctx->page_fence(false);
     reservation.open = false;
 }
 
 [[noreturn]] void fail_digest(const llama_kv_page_component & component, uint64_t actual) {
-    page_fail(LLAMA_KV_PAGE_ERR_DIGEST, "layer %" PRId32 " %s: XXH3-64 of the payload is %016" PRIx64 ", expected %016" PRIx64
-              "; the bytes are damaged", component.layer, kind_name(component.kind), actual, component.xxh3);
+    page_fail(LLAMA_KV_PAGE_ERR_DIGEST,
+              "layer %" PRId32 " %s: XXH3-64 of the payload is %016" PRIx64 ", expected %016" PRIx64
+              "; the bytes are damaged",
+              component.layer, kind_name(component.kind), actual, component.xxh3);
 }
 
 // closes the reservation on every way out
@@ -433,7 +456,7 @@ struct reservation_guard {
     }
 };
 
-}  // namespace
+} // namespace
 
 extern "C" {
 
@@ -470,17 +493,19 @@ int32_t llama_kv_page_describe(llama_context * ctx, int32_t seq_id, int32_t p0, 
     return page_guard([&] {
         check_struct(info, "info");
         if (info->component_struct_size != sizeof(llama_kv_page_component)) {
-            page_fail(LLAMA_KV_PAGE_ERR_STRUCT_SIZE, "info->component_struct_size is %" PRIu32 ", this library (ABI %d) has %zu",
+            page_fail(LLAMA_KV_PAGE_ERR_STRUCT_SIZE,
+                      "info->component_struct_size is %" PRIu32 ", this library (ABI %d) has %zu",
                       info->component_struct_size, LLAMA_KV_PAGE_ABI_VERSION, sizeof(llama_kv_page_component));
         }
-        auto &       cache  = dense_cache(ctx);
-        const auto   layout = make_layout(ctx, cache, seq_id, p0, int64_t(p1) - p0);
+        auto &       cache   = dense_cache(ctx);
+        const auto   layout  = make_layout(ctx, cache, seq_id, p0, int64_t(p1) - p0);
         const auto & cparams = ctx->get_cparams();
 
         if (components) {
             if (n_components_max < layout.components.size()) {
-                page_fail(LLAMA_KV_PAGE_ERR_BUFFER_SIZE, "the array has room for %" PRIu32 " components, the page has %zu",
-                          n_components_max, layout.components.size());
+                page_fail(LLAMA_KV_PAGE_ERR_BUFFER_SIZE,
+                          "the array has room for %" PRIu32 " components, the page has %zu", n_components_max,
+                          layout.components.size());
             }
             std::copy(layout.components.begin(), layout.components.end(), components);
         }
@@ -510,8 +535,8 @@ int32_t llama_kv_page_size(llama_context * ctx, int32_t seq_id, int32_t p0, int3
     });
 }
 
-int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1, void * dst, uint64_t dst_bytes,
-                             llama_kv_page_component * components, uint32_t n_components_max,
+int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1, void * dst,
+                             uint64_t dst_bytes, llama_kv_page_component * components, uint32_t n_components_max,
                              const llama_kv_page_options * options, llama_kv_page_stats * stats) {
     return page_guard([&] {
         check_stats(stats);
@@ -533,11 +558,12 @@ int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, in
         const double drain_ms = ms_since(t_drain_us);
 
         llama_kv_cache::slot_info::idx_vec_t idxs;
-        const llama_pos pos = cache.page_lookup(seq_id, p0, p1, idxs);
+        const llama_pos                      pos = cache.page_lookup(seq_id, p0, p1, idxs);
         if (pos != p1) {
-            page_fail(LLAMA_KV_PAGE_ERR_MISSING, "position %" PRId32 " of sequence %" PRId32
-                      " is not in the cache exactly once; the sequence holds [%" PRId32 ", %" PRId32 "]", pos, seq_id,
-                      cache.seq_pos_min(seq_id), cache.seq_pos_max(seq_id));
+            page_fail(LLAMA_KV_PAGE_ERR_MISSING,
+                      "position %" PRId32 " of sequence %" PRId32
+                      " is not in the cache exactly once; the sequence holds [%" PRId32 ", %" PRId32 "]",
+                      pos, seq_id, cache.seq_pos_min(seq_id), cache.seq_pos_max(seq_id));
         }
 
         const auto     runs      = page_cell_runs(idxs);
@@ -546,11 +572,12 @@ int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, in
 
         const int64_t t_copy_us = ggml_time_us();
         parallel_for(n_threads, layout.components.size(), [&](size_t i) {
-            auto &   component = layout.components[i];
-            uint8_t * packed   = payload + component.offset;
-            component.xxh3     = page_copy_out(layout.tensors[i], runs, layout.n_tokens, packed, digest);
+            auto &    component = layout.components[i];
+            uint8_t * packed    = payload + component.offset;
+            component.xxh3      = page_copy_out(layout.tensors[i], runs, layout.n_tokens, packed, digest);
 
-            const uint64_t end = i + 1 < layout.components.size() ? layout.components[i + 1].offset : layout.payload_bytes;
+            const uint64_t end =
+                i + 1 < layout.components.size() ? layout.components[i + 1].offset : layout.payload_bytes;
             memset(packed + component.n_bytes, 0, end - component.offset - component.n_bytes);
         });
 
@@ -570,9 +597,9 @@ int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, in
     });
 }
 
-int32_t llama_kv_page_import(llama_context * ctx, int32_t seq_id, int32_t p0, const llama_kv_page_component * components,
-                             uint32_t n_components, const void * src, uint64_t src_bytes,
-                             const llama_kv_page_options * options, llama_kv_page_stats * stats) {
+int32_t llama_kv_page_import(llama_context * ctx, int32_t seq_id, int32_t p0,
+                             const llama_kv_page_component * components, uint32_t n_components, const void * src,
+                             uint64_t src_bytes, const llama_kv_page_options * options, llama_kv_page_stats * stats) {
     return page_guard([&] {
         check_stats(stats);
         const auto opts   = resolve_options(options);
@@ -585,14 +612,14 @@ int32_t llama_kv_page_import(llama_context * ctx, int32_t seq_id, int32_t p0, co
         check_payload(src, src_bytes, layout.payload_bytes);
         const double reserve_ms = ms_since(t_reserve_us);
 
-        const uint32_t  n_threads = resolve_threads(ctx, opts.n_threads, layout.payload_bytes, layout.components.size());
-        const uint8_t * payload   = static_cast<const uint8_t *>(src);
+        const uint32_t n_threads = resolve_threads(ctx, opts.n_threads, layout.payload_bytes, layout.components.size());
+        const uint8_t * payload  = static_cast<const uint8_t *>(src);
 
         const int64_t         t_copy_us = ggml_time_us();
         std::vector<uint64_t> digests(n_components);
         parallel_for(n_threads, n_components, [&](size_t i) {
-            digests[i] = page_copy_in(layout.tensors[i], reservation.runs, layout.n_tokens,
-                                      payload + layout.components[i].offset, digest);
+            digests[i]             = page_copy_in(layout.tensors[i], reservation.runs, layout.n_tokens,
+                                                  payload + layout.components[i].offset, digest);
             reservation.written[i] = 1;
         });
         for (uint32_t i = 0; digest && i < n_components; ++i) {
@@ -613,15 +640,16 @@ int32_t llama_kv_page_import(llama_context * ctx, int32_t seq_id, int32_t p0, co
             stats->payload_bytes   = layout.payload_bytes;
             stats->transient_bytes = layout_heap_bytes(layout, layout.n_tokens, reservation.runs.size()) +
                                      n_components * (sizeof(llama_kv_page_component) + sizeof(uint64_t) + 1);
-            stats->reserve_ms = reserve_ms;
-            stats->copy_ms    = copy_ms;
-            stats->commit_ms  = ms_since(t_commit_us);
+            stats->reserve_ms      = reserve_ms;
+            stats->copy_ms         = copy_ms;
+            stats->commit_ms       = ms_since(t_commit_us);
         }
     });
 }
 
-int32_t llama_kv_page_reserve(llama_context * ctx, int32_t seq_id, int32_t p0, const llama_kv_page_component * components,
-                              uint32_t n_components, llama_kv_page_reservation ** reservation) {
+int32_t llama_kv_page_reserve(llama_context * ctx, int32_t seq_id, int32_t p0,
+                              const llama_kv_page_component * components, uint32_t n_components,
+                              llama_kv_page_reservation ** reservation) {
     return page_guard([&] {
         if (!reservation) {
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "reservation is NULL");

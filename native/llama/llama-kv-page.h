@@ -90,10 +90,7 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_ERR_INTERNAL      = 71
 };
 
-enum llama_kv_page_kind {
-    LLAMA_KV_PAGE_KIND_K = 1,
-    LLAMA_KV_PAGE_KIND_V = 2
-};
+enum llama_kv_page_kind { LLAMA_KV_PAGE_KIND_K = 1, LLAMA_KV_PAGE_KIND_V = 2 };
 
 enum llama_kv_page_flag {
     /* export: fill in each component's xxh3; import and write: compare it */
@@ -102,14 +99,14 @@ enum llama_kv_page_flag {
 
 /* What this context can do, before any page is read. */
 struct llama_kv_page_caps {
-    uint32_t struct_size;   /* IN  sizeof(struct llama_kv_page_caps) */
-    uint32_t abi_version;   /* OUT LLAMA_KV_PAGE_ABI_VERSION of the library */
-    int32_t  status;        /* OUT LLAMA_KV_PAGE_OK, or the REFUSED status every other call would return */
-    uint32_t n_seq_max;     /* OUT sequence ids are 0 .. n_seq_max - 1 */
-    uint32_t n_streams;     /* OUT 1: sequences share one pool of cells; else one pool each */
-    uint32_t n_cells;       /* OUT cells in one pool */
-    uint32_t n_components;  /* OUT components of a page */
-    uint32_t v_transposed;  /* OUT 1: V is stored channel by channel (flash attention off) */
+    uint32_t struct_size;     /* IN  sizeof(struct llama_kv_page_caps) */
+    uint32_t abi_version;     /* OUT LLAMA_KV_PAGE_ABI_VERSION of the library */
+    int32_t  status;          /* OUT LLAMA_KV_PAGE_OK, or the REFUSED status every other call would return */
+    uint32_t n_seq_max;       /* OUT sequence ids are 0 .. n_seq_max - 1 */
+    uint32_t n_streams;       /* OUT 1: sequences share one pool of cells; else one pool each */
+    uint32_t n_cells;         /* OUT cells in one pool */
+    uint32_t n_components;    /* OUT components of a page */
+    uint32_t v_transposed;    /* OUT 1: V is stored channel by channel (flash attention off) */
     uint64_t bytes_per_token; /* OUT payload of one token, without alignment */
 };
 
@@ -157,16 +154,16 @@ struct llama_kv_page_options {
 
 /* What was done, and how long it took. */
 struct llama_kv_page_stats {
-    uint32_t struct_size;    /* IN  sizeof(struct llama_kv_page_stats) */
-    uint32_t n_cell_runs;    /* OUT runs of adjacent cells; 1 if the page is not fragmented */
-    uint32_t n_threads;      /* OUT threads that copied */
-    uint32_t reserved;       /* OUT 0 */
-    uint64_t payload_bytes;  /* OUT bytes copied */
+    uint32_t struct_size;     /* IN  sizeof(struct llama_kv_page_stats) */
+    uint32_t n_cell_runs;     /* OUT runs of adjacent cells; 1 if the page is not fragmented */
+    uint32_t n_threads;       /* OUT threads that copied */
+    uint32_t reserved;        /* OUT 0 */
+    uint64_t payload_bytes;   /* OUT bytes copied */
     uint64_t transient_bytes; /* OUT memory allocated for the call besides the caller's buffers */
-    double   drain_ms;       /* OUT waiting for compute, applying pending shifts and copies */
-    double   reserve_ms;     /* OUT import: comparing layouts, finding cells */
-    double   copy_ms;        /* OUT copying, digests included */
-    double   commit_ms;      /* OUT import: making the cells part of the sequence */
+    double   drain_ms;        /* OUT waiting for compute, applying pending shifts and copies */
+    double   reserve_ms;      /* OUT import: comparing layouts, finding cells */
+    double   copy_ms;         /* OUT copying, digests included */
+    double   commit_ms;       /* OUT import: making the cells part of the sequence */
 };
 
 /* An import in progress. Decode and state restores of its context are refused until it is closed. */
@@ -184,7 +181,8 @@ LLAMA_KV_PAGE_API const char * llama_kv_page_llama_commit(void);
 /* The name of a status without its prefix, for example "ERR_TYPE". Static string, never NULL. */
 LLAMA_KV_PAGE_API const char * llama_kv_page_status_name(int32_t status);
 
-/* What went wrong in the last failed call on this thread. Never NULL; valid until the next failed call on this thread. */
+/* What went wrong in the last failed call on this thread. Never NULL; valid until the next failed call on this thread.
+ */
 LLAMA_KV_PAGE_API const char * llama_kv_page_last_message(void);
 
 /* Capability query. Succeeds for contexts that cannot be paged too: caps->status then says why.
@@ -217,8 +215,7 @@ LLAMA_KV_PAGE_API int32_t llama_kv_page_size(struct llama_context * ctx, int32_t
  *   stats             INOUT  or NULL */
 LLAMA_KV_PAGE_API int32_t llama_kv_page_export(struct llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1,
                                                void * dst, uint64_t dst_bytes,
-                                               struct llama_kv_page_component *     components,
-                                               uint32_t                             n_components_max,
+                                               struct llama_kv_page_component * components, uint32_t n_components_max,
                                                const struct llama_kv_page_options * options,
                                                struct llama_kv_page_stats *         stats);
 

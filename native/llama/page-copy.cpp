@@ -39,8 +39,7 @@ template <typename Copy> void for_chunks(const chunked_digest & digest, size_t n
     }
 }
 
-template <typename T>
-void gather(const uint8_t * src, const std::vector<page_cell_run> & runs, uint8_t * dst) {
+template <typename T> void gather(const uint8_t * src, const std::vector<page_cell_run> & runs, uint8_t * dst) {
     for (const auto & run : runs) {
         for (uint32_t i = 0; i < run.n; ++i) {
             memcpy(dst, src + (size_t(run.first) + i) * sizeof(T), sizeof(T));
@@ -49,8 +48,7 @@ void gather(const uint8_t * src, const std::vector<page_cell_run> & runs, uint8_
     }
 }
 
-template <typename T>
-void scatter(const uint8_t * src, const std::vector<page_cell_run> & runs, uint8_t * dst) {
+template <typename T> void scatter(const uint8_t * src, const std::vector<page_cell_run> & runs, uint8_t * dst) {
     for (const auto & run : runs) {
         for (uint32_t i = 0; i < run.n; ++i) {
             memcpy(dst + (size_t(run.first) + i) * sizeof(T), src, sizeof(T));
@@ -63,7 +61,7 @@ bool use_gather(const std::vector<page_cell_run> & runs, uint32_t n_tokens, size
     return (el_bytes == 2 || el_bytes == 4) && n_tokens < runs.size() * min_run_for_memcpy;
 }
 
-}  // namespace
+} // namespace
 
 std::vector<page_cell_run> page_cell_runs(const std::vector<uint32_t> & idxs) {
     std::vector<page_cell_run> runs;

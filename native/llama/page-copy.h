@@ -16,11 +16,11 @@ std::vector<page_cell_run> page_cell_runs(const std::vector<uint32_t> & idxs);
 
 // one component in host memory
 struct page_host_tensor {
-    uint8_t * data;        // of the stream's cells
-    bool      transposed;  // element (channel, cell) is at channel*n_cells + cell
+    uint8_t * data;       // of the stream's cells
+    bool      transposed; // element (channel, cell) is at channel*n_cells + cell
     uint32_t  n_cells;
     uint32_t  n_channels;
-    uint32_t  row_bytes;   // bytes of one token
+    uint32_t  row_bytes; // bytes of one token
 };
 
 // `packed` holds n_tokens*row_bytes: rows in the order of positions, or channels of n_tokens elements if transposed.

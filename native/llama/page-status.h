@@ -22,8 +22,7 @@ class page_error : public std::exception {
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))
 #endif
-[[noreturn]] void
-page_fail(llama_kv_page_status status, const char * format, ...);
+[[noreturn]] void page_fail(llama_kv_page_status status, const char * format, ...);
 
 // keep the message for llama_kv_page_last_message() and return the status
 int32_t page_set_error(llama_kv_page_status status, const char * message) noexcept;

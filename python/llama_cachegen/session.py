@@ -137,9 +137,7 @@ class Session:
         finally:
             llama.llama_batch_free(batch)
 
-    def prefill(
-        self, tokens: Sequence[int] | NDArray[np.int32], *, progress: Progress | None = None
-    ) -> PrefillTiming:
+    def prefill(self, tokens: Sequence[int] | NDArray[np.int32], *, progress: Progress | None = None) -> PrefillTiming:
         """Append tokens to the sequence by evaluating them.
 
         Args:

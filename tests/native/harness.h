@@ -99,9 +99,8 @@ void check_eq(const A & a, const B & b, const char * a_text, const char * b_text
 }
 
 // elements are compared bit by bit: NaN equals the same NaN, 0 differs from -0
-template <typename T>
-void check_same_bits(const std::vector<T> & a, const std::vector<T> & b, const char * a_text, const char * b_text,
-                     const char * file, int line) {
+template <typename T> void check_same_bits(const std::vector<T> & a, const std::vector<T> & b, const char * a_text,
+                                           const char * b_text, const char * file, int line) {
     static_assert(std::is_trivially_copyable_v<T>);
     n_checks()++;
     if (a.size() != b.size()) {
@@ -159,24 +158,24 @@ inline int run(int argc, char ** argv) {
     return 0;
 }
 
-}  // namespace harness
+} // namespace harness
 
-#define TEST(name)                                                       \
-    static void                     test_##name();                       \
-    static const harness::registrar register_##name(#name, test_##name); \
+#define TEST(name)                                                                                                     \
+    static void                     test_##name();                                                                     \
+    static const harness::registrar register_##name(#name, test_##name);                                               \
     static void                     test_##name()
 
 #define SCOPE_JOIN2(a, b) a##b
-#define SCOPE_JOIN(a, b)  SCOPE_JOIN2(a, b)
-#define SCOPE(what)       const harness::scope SCOPE_JOIN(scope_, __LINE__)(what)
+#define SCOPE_JOIN(a, b) SCOPE_JOIN2(a, b)
+#define SCOPE(what) const harness::scope SCOPE_JOIN(scope_, __LINE__)(what)
 
-#define CHECK(condition)                                   \
-    do {                                                   \
-        harness::n_checks()++;                             \
-        if (!(condition)) {                                \
-            harness::fail(__FILE__, __LINE__, #condition); \
-        }                                                  \
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        harness::n_checks()++;                                                                                         \
+        if (!(condition)) {                                                                                            \
+            harness::fail(__FILE__, __LINE__, #condition);                                                             \
+        }                                                                                                              \
     } while (0)
 
-#define CHECK_EQ(a, b)        harness::check_eq((a), (b), #a, #b, __FILE__, __LINE__)
+#define CHECK_EQ(a, b) harness::check_eq((a), (b), #a, #b, __FILE__, __LINE__)
 #define CHECK_SAME_BITS(a, b) harness::check_same_bits((a), (b), #a, #b, __FILE__, __LINE__)

@@ -9,10 +9,10 @@ std::string to_string(const cache_layout & layout) {
 
 const std::vector<cache_layout> & typical_layouts() {
     static const std::vector<cache_layout> layouts = {
-        { GGML_TYPE_F16,  GGML_TYPE_F16,  false, true  },
-        { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, true,  true  },
-        { GGML_TYPE_F32,  GGML_TYPE_F32,  false, false },
-        { GGML_TYPE_F16,  GGML_TYPE_F16,  true,  false },
+        { GGML_TYPE_F16, GGML_TYPE_F16, false, true },
+        { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, true, true },
+        { GGML_TYPE_F32, GGML_TYPE_F32, false, false },
+        { GGML_TYPE_F16, GGML_TYPE_F16, true, false },
     };
     return layouts;
 }
@@ -117,7 +117,7 @@ page export_page(llama_context * ctx, llama_seq_id seq_id, int32_t p0, int32_t p
     CHECK_EQ(payload_bytes, res.info.payload_bytes);
 
     res.components.resize(res.info.n_components);
-    res.payload.assign(payload_bytes, 0xA5);  // what export does not write shows
+    res.payload.assign(payload_bytes, 0xA5); // what export does not write shows
     res.stats          = new_stats();
     const auto options = new_options();
     CHECK_STATUS(LLAMA_KV_PAGE_OK,
@@ -182,9 +182,8 @@ std::string check_status(int32_t expected, int32_t actual, const char * expected
     return message;
 }
 
-twins::twins(llama_model * model, const cache_layout & layout) :
-    touched(make_context(model, layout)),
-    untouched(make_context(model, layout)) {
+twins::twins(llama_model * model, const cache_layout & layout)
+    : touched(make_context(model, layout)), untouched(make_context(model, layout)) {
     for (llama_context * ctx : { touched.get(), untouched.get() }) {
         CHECK(ctx != nullptr);
         decode(ctx, 0, 0, random_tokens(n_seq0, 1));

@@ -18,8 +18,8 @@ constexpr uint32_t n_cells = 256;
 struct cache_layout {
     ggml_type type_k     = GGML_TYPE_F16;
     ggml_type type_v     = GGML_TYPE_F16;
-    bool      flash_attn = false;  // off: V is stored transposed
-    bool      unified    = true;   // off: a pool of cells for each sequence
+    bool      flash_attn = false; // off: V is stored transposed
+    bool      unified    = true;  // off: a pool of cells for each sequence
     uint32_t  n_seq_max  = 3;
 };
 

@@ -53,7 +53,7 @@ llama_context_ptr prefilled(const cache_layout & layout) {
     return ctx;
 }
 
-}  // namespace
+} // namespace
 
 TEST(page_after_a_context_shift) {
     for_each_layout([](const cache_layout & layout) {

@@ -100,16 +100,15 @@ call mutate(random_source & random, const page & good) {
                     mutate_component(random, c[random.below(c.size())]);
                 }
                 break;
-            case 4:  // the same number for all
-                {
-                    const auto n_tokens = uint32_t(random.number(good.n_tokens()));
-                    for (auto & component : c) {
-                        component.n_tokens = n_tokens;
-                        component.n_bytes =
-                            random.one_in(2) ? uint64_t(n_tokens) * component.row_bytes : component.n_bytes;
-                    }
-                    break;
+            case 4: // the same number for all
+            {
+                const auto n_tokens = uint32_t(random.number(good.n_tokens()));
+                for (auto & component : c) {
+                    component.n_tokens = n_tokens;
+                    component.n_bytes = random.one_in(2) ? uint64_t(n_tokens) * component.row_bytes : component.n_bytes;
                 }
+                break;
+            }
             case 5:
                 if (!res.payload.empty()) {
                     res.payload[random.below(res.payload.size())] ^= uint8_t(1 + random.below(255));
@@ -157,10 +156,10 @@ page make_page(const cache_layout & layout) {
     return export_page(ctx.get(), 0, 0, 24);
 }
 
-constexpr uint32_t n_iterations = 1000;  // of each test, for each layout
+constexpr uint32_t n_iterations = 1000; // of each test, for each layout
 constexpr uint32_t check_every  = 100;
 
-}  // namespace
+} // namespace
 
 TEST(mutated_imports) {
     for (const auto & layout : typical_layouts()) {
@@ -203,31 +202,30 @@ TEST(mutated_steps) {
             const auto n = uint32_t(good.components.size());
             switch (random.below(open ? 6 : 2)) {
                 case 0:
-                case 1:
-                    {
-                        current = random.one_in(2) ? unchanged(good) : mutate(random, good);
+                case 1: {
+                    current = random.one_in(2) ? unchanged(good) : mutate(random, good);
 
-                        llama_kv_page_reservation * handle = nullptr;
-                        const int32_t               status = count_status(
-                            llama_kv_page_reserve(ctx, current.seq_id, current.p0, current.components.data(),
-                                                                uint32_t(current.components.size()), &handle));
-                        CHECK_EQ(status == LLAMA_KV_PAGE_OK, handle != nullptr);
-                        if (handle) {
-                            CHECK(open == nullptr || committed);
-                            llama_kv_page_close(open);
-                            open      = handle;
-                            committed = false;
-                            seq_id    = current.seq_id;
-                        }
-                        break;
+                    llama_kv_page_reservation * handle = nullptr;
+                    const int32_t               status =
+                        count_status(llama_kv_page_reserve(ctx, current.seq_id, current.p0, current.components.data(),
+                                                           uint32_t(current.components.size()), &handle));
+                    CHECK_EQ(status == LLAMA_KV_PAGE_OK, handle != nullptr);
+                    if (handle) {
+                        CHECK(open == nullptr || committed);
+                        llama_kv_page_close(open);
+                        open      = handle;
+                        committed = false;
+                        seq_id    = current.seq_id;
                     }
+                    break;
+                }
                 case 2:
                 case 3:
                     for (uint32_t j = 0; j < n; ++j) {
                         const auto           at = random.one_in(8) ? uint32_t(random.number(j)) : j;
-                        std::vector<uint8_t> bytes(
-                            good.payload.begin() + good.components[j].offset,
-                            good.payload.begin() + good.components[j].offset + good.components[j].n_bytes);
+                        std::vector<uint8_t> bytes(good.payload.begin() + good.components[j].offset,
+                                                   good.payload.begin() + good.components[j].offset +
+                                                       good.components[j].n_bytes);
                         if (random.one_in(8)) {
                             bytes[random.below(bytes.size())] ^= uint8_t(1 + random.below(255));
                         }

@@ -17,7 +17,7 @@ struct totals {
     uint32_t n_ok          = 0;
     uint32_t n_failed      = 0;
     uint32_t n_not_offered = 0;
-    uint32_t n_broken      = 0;  // llama.cpp creates the context but cannot compute with it
+    uint32_t n_broken      = 0; // llama.cpp creates the context but cannot compute with it
 };
 
 totals g_totals;
@@ -126,7 +126,7 @@ llama_model * model_of(uint32_t head_dim) {
     return model.get();
 }
 
-}  // namespace
+} // namespace
 
 TEST(types_layouts_and_pools) {
     // 64: quantised caches hold rotated values; 32: they do not
@@ -144,9 +144,9 @@ TEST(types_layouts_and_pools) {
         for (bool unified : { true, false }) {
             for (ggml_type type_k : types) {
                 printf("%-8s %-20s", ggml_type_name(type_k),
-                       flash_attn ? unified ? "rows, one pool" : "rows, pool each" :
-                       unified    ? "transp., one pool" :
-                                    "transp., pool each");
+                       flash_attn ? unified ? "rows, one pool" : "rows, pool each"
+                       : unified  ? "transp., one pool"
+                                  : "transp., pool each");
                 for (ggml_type type_v : types) {
                     std::string cell;
                     for (uint32_t head_dim : head_dims) {

@@ -130,34 +130,34 @@ void check_state_round_trip(llama_model * model, const llama_context_ptr & src) 
 // what the pinned llama.cpp gives these architectures; any other is checked against itself only
 const std::map<llm_arch, int32_t> & expected_statuses() {
     static const std::map<llm_arch, int32_t> res = {
-        { LLM_ARCH_LLAMA,      LLAMA_KV_PAGE_OK                  },
-        { LLM_ARCH_QWEN3,      LLAMA_KV_PAGE_OK                  },
-        { LLM_ARCH_DEEPSEEK2,  LLAMA_KV_PAGE_OK                  },
-        { LLM_ARCH_DREAM,      LLAMA_KV_PAGE_REFUSED_NO_MEMORY   },
-        { LLM_ARCH_LLADA,      LLAMA_KV_PAGE_REFUSED_NO_MEMORY   },
-        { LLM_ARCH_T5,         LLAMA_KV_PAGE_REFUSED_ENCODER     },
-        { LLM_ARCH_GEMMA3,     LLAMA_KV_PAGE_REFUSED_ISWA        },
-        { LLM_ARCH_OPENAI_MOE, LLAMA_KV_PAGE_REFUSED_ISWA        },
-        { LLM_ARCH_MAMBA,      LLAMA_KV_PAGE_REFUSED_RECURRENT   },
-        { LLM_ARCH_MAMBA2,     LLAMA_KV_PAGE_REFUSED_RECURRENT   },
-        { LLM_ARCH_QWEN35,     LLAMA_KV_PAGE_REFUSED_HYBRID      },
-        { LLM_ARCH_FALCON_H1,  LLAMA_KV_PAGE_REFUSED_HYBRID      },
-        { LLM_ARCH_JAMBA,      LLAMA_KV_PAGE_REFUSED_HYBRID      },
-        { LLM_ARCH_LFM2,       LLAMA_KV_PAGE_REFUSED_HYBRID_ISWA },
-        { LLM_ARCH_QWEN4EXP,   LLAMA_KV_PAGE_REFUSED_HYBRID_IDX  },
-        { LLM_ARCH_GLM5_NEXT,  LLAMA_KV_PAGE_REFUSED_HYBRID_IDX  },
-        { LLM_ARCH_DEEPSEEK32, LLAMA_KV_PAGE_REFUSED_DSA         },
-        { LLM_ARCH_GLM_DSA,    LLAMA_KV_PAGE_REFUSED_DSA         },
-        { LLM_ARCH_DOTS3NOTE,  LLAMA_KV_PAGE_REFUSED_DSA_ISWA    },
-        { LLM_ARCH_MINIMAX_M3, LLAMA_KV_PAGE_REFUSED_MSA         },
-        { LLM_ARCH_DEEPSEEK4,  LLAMA_KV_PAGE_REFUSED_DSV4        },
-        { LLM_ARCH_QWEN2VL,    LLAMA_KV_PAGE_REFUSED_CELL_EXT    },
-        { LLM_ARCH_QWEN3VL,    LLAMA_KV_PAGE_REFUSED_CELL_EXT    },
+        { LLM_ARCH_LLAMA, LLAMA_KV_PAGE_OK },
+        { LLM_ARCH_QWEN3, LLAMA_KV_PAGE_OK },
+        { LLM_ARCH_DEEPSEEK2, LLAMA_KV_PAGE_OK },
+        { LLM_ARCH_DREAM, LLAMA_KV_PAGE_REFUSED_NO_MEMORY },
+        { LLM_ARCH_LLADA, LLAMA_KV_PAGE_REFUSED_NO_MEMORY },
+        { LLM_ARCH_T5, LLAMA_KV_PAGE_REFUSED_ENCODER },
+        { LLM_ARCH_GEMMA3, LLAMA_KV_PAGE_REFUSED_ISWA },
+        { LLM_ARCH_OPENAI_MOE, LLAMA_KV_PAGE_REFUSED_ISWA },
+        { LLM_ARCH_MAMBA, LLAMA_KV_PAGE_REFUSED_RECURRENT },
+        { LLM_ARCH_MAMBA2, LLAMA_KV_PAGE_REFUSED_RECURRENT },
+        { LLM_ARCH_QWEN35, LLAMA_KV_PAGE_REFUSED_HYBRID },
+        { LLM_ARCH_FALCON_H1, LLAMA_KV_PAGE_REFUSED_HYBRID },
+        { LLM_ARCH_JAMBA, LLAMA_KV_PAGE_REFUSED_HYBRID },
+        { LLM_ARCH_LFM2, LLAMA_KV_PAGE_REFUSED_HYBRID_ISWA },
+        { LLM_ARCH_QWEN4EXP, LLAMA_KV_PAGE_REFUSED_HYBRID_IDX },
+        { LLM_ARCH_GLM5_NEXT, LLAMA_KV_PAGE_REFUSED_HYBRID_IDX },
+        { LLM_ARCH_DEEPSEEK32, LLAMA_KV_PAGE_REFUSED_DSA },
+        { LLM_ARCH_GLM_DSA, LLAMA_KV_PAGE_REFUSED_DSA },
+        { LLM_ARCH_DOTS3NOTE, LLAMA_KV_PAGE_REFUSED_DSA_ISWA },
+        { LLM_ARCH_MINIMAX_M3, LLAMA_KV_PAGE_REFUSED_MSA },
+        { LLM_ARCH_DEEPSEEK4, LLAMA_KV_PAGE_REFUSED_DSV4 },
+        { LLM_ARCH_QWEN2VL, LLAMA_KV_PAGE_REFUSED_CELL_EXT },
+        { LLM_ARCH_QWEN3VL, LLAMA_KV_PAGE_REFUSED_CELL_EXT },
     };
     return res;
 }
 
-}  // namespace
+} // namespace
 
 TEST(every_architecture) {
     std::map<std::string, std::vector<std::string>> by_status;

@@ -84,7 +84,7 @@ struct reservation {
     }
 };
 
-}  // namespace
+} // namespace
 
 //
 // imports that succeed
@@ -94,7 +94,7 @@ struct reservation {
 TEST(import_into_fragmented_cells) {
     constexpr int32_t n = 120;
     for_each_layout([](cache_layout layout) {
-        layout.unified = true;  // sequences can only alternate in one pool
+        layout.unified = true; // sequences can only alternate in one pool
 
         const auto alternate = [](llama_context * ctx, const std::vector<llama_token> & tokens0,
                                   const std::vector<llama_token> & tokens1) {
@@ -137,7 +137,7 @@ TEST(import_into_holes_of_different_lengths) {
                 p0 += length;
                 p1 += 5;
             }
-            if (fill_up) {  // leave 20 cells, so that the page finds no contiguous run
+            if (fill_up) { // leave 20 cells, so that the page finds no contiguous run
                 decode(ctx, 1, p1, random_tokens(uint32_t(int32_t(n_cells) - p0 - p1 - 20), 99));
             }
             return p0;
@@ -401,14 +401,14 @@ TEST(wrong_calls_change_nothing) {
 
         // positions
         const std::vector<std::pair<int32_t, int32_t>> bad_ranges = {
-            { 0,         0         },
-            { 5,         5         },
-            { 6,         5         },
-            { -1,        1         },
+            { 0, 0 },
+            { 5, 5 },
+            { 6, 5 },
+            { -1, 1 },
             { int32_min, int32_max },
-            { int32_min, 0         },
-            { -5,        -2        },
-            { int32_max, 0         },
+            { int32_min, 0 },
+            { -5, -2 },
+            { int32_max, 0 },
             { int32_max, int32_min },
         };
         for (const auto & [p0, p1] : bad_ranges) {
@@ -533,15 +533,13 @@ TEST(rolled_back_cells_are_finite) {
         twins pair(model(), layout);
         page  bad = make_page(layout);
         for (const auto & component : bad.components) {
-            memset(bad.payload.data() + component.offset, 0xFF, component.n_bytes);  // NaN in every float type
+            memset(bad.payload.data() + component.offset, 0xFF, component.n_bytes); // NaN in every float type
         }
         CHECK_STATUS(LLAMA_KV_PAGE_ERR_DIGEST, import_page(pair.touched.get(), 2, bad));
         pair.check_same_future();
 
         // the same cells, taken by a decode
-        const auto run = [](llama_context * ctx) {
-            return decode(ctx, 2, 0, random_tokens(30, 4));
-        };
+        const auto run = [](llama_context * ctx) { return decode(ctx, 2, 0, random_tokens(30, 4)); };
         CHECK_SAME_BITS(run(pair.touched.get()), run(pair.untouched.get()));
         pair.check_same_future();
 
@@ -607,110 +605,32 @@ TEST(every_field_of_the_component_table) {
             }
         };
         const std::vector<change> changes = {
-            { "layer + 1",              LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.layer++;
-              } },
-            { "layer = -1",             LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.layer = -1;
-              } },
-            { "K for V",                LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.kind = 3 - c.kind;
-              } },
-            { "kind = 0",               LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.kind = 0;
-              } },
-            { "kind = -1",              LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.kind = -1;
-              } },
-            { "type of the same size",  LLAMA_KV_PAGE_ERR_TYPE,
-             [&](component & c) {
-                  c.type = other_type(c.type);
-              } },
-            { "type = -1",              LLAMA_KV_PAGE_ERR_TYPE,
-             [](component & c) {
-                  c.type = -1;
-              } },
-            { "type = GGML_TYPE_COUNT", LLAMA_KV_PAGE_ERR_TYPE,
-             [](component & c) {
-                  c.type = GGML_TYPE_COUNT;
-              } },
-            { "type = INT32_MAX",       LLAMA_KV_PAGE_ERR_TYPE,
-             [](component & c) {
-                  c.type = INT32_MAX;
-              } },
-            { "transposed, or not",     LLAMA_KV_PAGE_ERR_LAYOUT,
-             [](component & c) {
-                  c.transposed ^= 1;
-              } },
-            { "transposed = 2",         LLAMA_KV_PAGE_ERR_LAYOUT,
-             [](component & c) {
-                  c.transposed = 2;
-              } },
-            { "rotated, or not",        LLAMA_KV_PAGE_ERR_ROTATION,
-             [](component & c) {
-                  c.n_rot = c.n_rot ? 0 : 64;
-              } },
-            { "rotated by 128",         LLAMA_KV_PAGE_ERR_ROTATION,
-             [](component & c) {
-                  c.n_rot = 128;
-              } },
-            { "n_channels + 1",         LLAMA_KV_PAGE_ERR_WIDTH,
-             [](component & c) {
-                  c.n_channels++;
-              } },
-            { "n_channels = 0",         LLAMA_KV_PAGE_ERR_WIDTH,
-             [](component & c) {
-                  c.n_channels = 0;
-              } },
-            { "row_bytes - 1",          LLAMA_KV_PAGE_ERR_WIDTH,
-             [](component & c) {
-                  c.row_bytes--;
-              } },
-            { "row_bytes = 0",          LLAMA_KV_PAGE_ERR_WIDTH,
-             [](component & c) {
-                  c.row_bytes = 0;
-              } },
-            { "offset + 1",             LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.offset++;
-              } },
-            { "offset + 64",            LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.offset += 64;
-              } },
-            { "offset = UINT64_MAX",    LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.offset = UINT64_MAX;
-              } },
-            { "n_bytes + 1",            LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.n_bytes++;
-              } },
-            { "n_bytes = 0",            LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.n_bytes = 0;
-              } },
-            { "n_bytes = UINT64_MAX",   LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.n_bytes = UINT64_MAX;
-              } },
-            { "n_tokens + 1",           LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.n_tokens++;
-              } },
-            { "n_tokens - 1",           LLAMA_KV_PAGE_ERR_COMPONENTS,
-             [](component & c) {
-                  c.n_tokens--;
-              } },
-            { "xxh3",                   LLAMA_KV_PAGE_ERR_DIGEST,
-             [](component & c) {
-                  c.xxh3 = ~c.xxh3;
-              } },
+            { "layer + 1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.layer++; } },
+            { "layer = -1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.layer      = -1; } },
+            { "K for V", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.kind          = 3 - c.kind; } },
+            { "kind = 0", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.kind         = 0; } },
+            { "kind = -1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.kind        = -1; } },
+            { "type of the same size", LLAMA_KV_PAGE_ERR_TYPE, [&](component & c) { c.type = other_type(c.type); } },
+            { "type = -1", LLAMA_KV_PAGE_ERR_TYPE, [](component & c) { c.type              = -1; } },
+            { "type = GGML_TYPE_COUNT", LLAMA_KV_PAGE_ERR_TYPE, [](component & c) { c.type = GGML_TYPE_COUNT; } },
+            { "type = INT32_MAX", LLAMA_KV_PAGE_ERR_TYPE, [](component & c) { c.type       = INT32_MAX; } },
+            { "transposed, or not", LLAMA_KV_PAGE_ERR_LAYOUT, [](component & c) { c.transposed ^= 1; } },
+            { "transposed = 2", LLAMA_KV_PAGE_ERR_LAYOUT, [](component & c) { c.transposed = 2; } },
+            { "rotated, or not", LLAMA_KV_PAGE_ERR_ROTATION, [](component & c) { c.n_rot   = c.n_rot ? 0 : 64; } },
+            { "rotated by 128", LLAMA_KV_PAGE_ERR_ROTATION, [](component & c) { c.n_rot    = 128; } },
+            { "n_channels + 1", LLAMA_KV_PAGE_ERR_WIDTH, [](component & c) { c.n_channels++; } },
+            { "n_channels = 0", LLAMA_KV_PAGE_ERR_WIDTH, [](component & c) { c.n_channels = 0; } },
+            { "row_bytes - 1", LLAMA_KV_PAGE_ERR_WIDTH, [](component & c) { c.row_bytes--; } },
+            { "row_bytes = 0", LLAMA_KV_PAGE_ERR_WIDTH, [](component & c) { c.row_bytes = 0; } },
+            { "offset + 1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.offset++; } },
+            { "offset + 64", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.offset += 64; } },
+            { "offset = UINT64_MAX", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.offset = UINT64_MAX; } },
+            { "n_bytes + 1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.n_bytes++; } },
+            { "n_bytes = 0", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.n_bytes          = 0; } },
+            { "n_bytes = UINT64_MAX", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.n_bytes = UINT64_MAX; } },
+            { "n_tokens + 1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.n_tokens++; } },
+            { "n_tokens - 1", LLAMA_KV_PAGE_ERR_COMPONENTS, [](component & c) { c.n_tokens--; } },
+            { "xxh3", LLAMA_KV_PAGE_ERR_DIGEST, [](component & c) { c.xxh3 = ~c.xxh3; } },
         };
         for (uint32_t i = 0; i < n; ++i) {
             for (const auto & change : changes) {
@@ -725,11 +645,9 @@ TEST(every_field_of_the_component_table) {
 
         // the first component's token count sizes the page
         const std::vector<std::pair<uint32_t, int32_t>> counts = {
-            { 0,                       LLAMA_KV_PAGE_ERR_ARGUMENT },
-            { n_cells + 1,             LLAMA_KV_PAGE_ERR_NO_CELLS },
-            { INT32_MAX,               LLAMA_KV_PAGE_ERR_NO_CELLS },
-            { uint32_t(INT32_MAX) + 1, LLAMA_KV_PAGE_ERR_ARGUMENT },
-            { UINT32_MAX,              LLAMA_KV_PAGE_ERR_ARGUMENT },
+            { 0, LLAMA_KV_PAGE_ERR_ARGUMENT },          { n_cells + 1, LLAMA_KV_PAGE_ERR_NO_CELLS },
+            { INT32_MAX, LLAMA_KV_PAGE_ERR_NO_CELLS },  { uint32_t(INT32_MAX) + 1, LLAMA_KV_PAGE_ERR_ARGUMENT },
+            { UINT32_MAX, LLAMA_KV_PAGE_ERR_ARGUMENT },
         };
         for (const auto & [count, expected] : counts) {
             SCOPE("n_tokens = " + std::to_string(count));
@@ -757,12 +675,12 @@ TEST(every_field_of_the_component_table) {
 // pages of other caches of the same model
 TEST(page_of_another_layout) {
     const std::vector<std::tuple<cache_layout, cache_layout, int32_t>> cases = {
-        { { GGML_TYPE_F32, GGML_TYPE_F32 },         { GGML_TYPE_F16, GGML_TYPE_F16 },        LLAMA_KV_PAGE_ERR_TYPE   },
-        { { GGML_TYPE_BF16, GGML_TYPE_F16 },        { GGML_TYPE_F16, GGML_TYPE_F16 },        LLAMA_KV_PAGE_ERR_TYPE   },
-        { { GGML_TYPE_F16, GGML_TYPE_F16, true },   { GGML_TYPE_F16, GGML_TYPE_F16, false }, LLAMA_KV_PAGE_ERR_LAYOUT },
+        { { GGML_TYPE_F32, GGML_TYPE_F32 }, { GGML_TYPE_F16, GGML_TYPE_F16 }, LLAMA_KV_PAGE_ERR_TYPE },
+        { { GGML_TYPE_BF16, GGML_TYPE_F16 }, { GGML_TYPE_F16, GGML_TYPE_F16 }, LLAMA_KV_PAGE_ERR_TYPE },
+        { { GGML_TYPE_F16, GGML_TYPE_F16, true }, { GGML_TYPE_F16, GGML_TYPE_F16, false }, LLAMA_KV_PAGE_ERR_LAYOUT },
         { { GGML_TYPE_Q4_0, GGML_TYPE_Q4_0, true },
-         { GGML_TYPE_IQ4_NL, GGML_TYPE_Q4_0, true },
-         LLAMA_KV_PAGE_ERR_TYPE                                                                                       },
+          { GGML_TYPE_IQ4_NL, GGML_TYPE_Q4_0, true },
+          LLAMA_KV_PAGE_ERR_TYPE },
     };
     for (const auto & [from, to, expected] : cases) {
         for (bool swapped : { false, true }) {
@@ -966,20 +884,11 @@ TEST(stale_after_the_sequence_changed) {
         const page good = export_page(src.get(), 0, twins::n_seq0, twins::n_seq0 + 8);
 
         const std::vector<std::pair<const char *, std::function<void(llama_memory_t)>>> changes = {
-            { "shorter",
-             [](llama_memory_t memory) {
-                  llama_memory_seq_rm(memory, 0, 10, -1);
-              } },
-            { "empty",
-             [](llama_memory_t memory) {
-                  llama_memory_seq_rm(memory, 0, -1, -1);
-              } },
-            { "shifted up",
-             [](llama_memory_t memory) {
-                  llama_memory_seq_add(memory, 0, 10, -1, 3);
-              } },
+            { "shorter", [](llama_memory_t memory) { llama_memory_seq_rm(memory, 0, 10, -1); } },
+            { "empty", [](llama_memory_t memory) { llama_memory_seq_rm(memory, 0, -1, -1); } },
+            { "shifted up", [](llama_memory_t memory) { llama_memory_seq_add(memory, 0, 10, -1, 3); } },
             { "shifted down",
-             [](llama_memory_t memory) {
+              [](llama_memory_t memory) {
                   llama_memory_seq_rm(memory, 0, 0, 4);
                   llama_memory_seq_add(memory, 0, 4, -1, -4);
               } },

@@ -56,7 +56,7 @@ void fill_tensor(ggml_tensor * tensor, void * userdata) {
     }
     if (strstr(tensor->name, "norm")) {
         std::transform(values.begin(), values.end(), values.begin(), [](float x) { return 1.0f + x; });
-    } else if (strstr(tensor->name, "ssm_a")) {  // a decay must be negative
+    } else if (strstr(tensor->name, "ssm_a")) { // a decay must be negative
         std::transform(values.begin(), values.end(), values.begin(), [](float x) { return -std::fabs(x); });
     }
 
@@ -75,16 +75,14 @@ void fill_tensor(ggml_tensor * tensor, void * userdata) {
 std::mutex  g_log_mutex;
 std::string g_log;
 
-}  // namespace
+} // namespace
 
 llama_model_ptr make_model(gguf_context * metadata, uint64_t seed) {
     llama_model_params params = llama_model_default_params();
     ggml_backend_dev_t none   = nullptr;
     params.devices            = &none;
     params.n_gpu_layers       = 0;
-    params.progress_callback  = [](float, void *) {
-        return true;
-    };  // the default one prints dots
+    params.progress_callback  = [](float, void *) { return true; }; // the default one prints dots
 
     llama_model_ptr model(llama_model_init_from_user(metadata, fill_tensor, &seed, params));
     if (!model) {

@@ -82,7 +82,17 @@ class World:
 
     def run(self, *args: object) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "LLAMA_CACHEGEN_"))}
-        command = [sys.executable, str(SCRIPT), "--repo", self.repo, "--lock", self.lock, *args, "--patches", self.patches]
+        command = [
+            sys.executable,
+            str(SCRIPT),
+            "--repo",
+            self.repo,
+            "--lock",
+            self.lock,
+            *args,
+            "--patches",
+            self.patches,
+        ]
         return subprocess.run(
             list(map(str, command)), env={**env, **self.env}, capture_output=True, text=True, timeout=60, check=False
         )
@@ -341,7 +351,9 @@ def test_context_line_names_file_and_hunk(world: World) -> None:
 def test_earlier_culprit_is_named(world: World) -> None:
     world.edit_patch(FIRST, "+\tdescribe", "+\tdescrybe")
     out = world.bad("verify")
-    assert f"{THIRD}: does not apply" in out and f"an earlier patch differs: {FIRST}: re-export gives other bytes" in out
+    assert (
+        f"{THIRD}: does not apply" in out and f"an earlier patch differs: {FIRST}: re-export gives other bytes" in out
+    )
 
 
 def test_subject_and_file_name_disagree(world: World) -> None:
@@ -402,7 +414,9 @@ def test_conflict_is_named_and_abort_recovers(world: World) -> None:
     assert "git am is in progress" in world.bad("import")
     assert "git am is in progress" in world.bad("export")
     assert f"back at {before}" in world.good("import", "--abort")
-    assert world.git("status", "--porcelain") == "" and world.git("rev-parse", "cachegen", "HEAD") == f"{before}\n{before}"
+    assert (
+        world.git("status", "--porcelain") == "" and world.git("rev-parse", "cachegen", "HEAD") == f"{before}\n{before}"
+    )
 
 
 def test_conflict_resolved_and_exported(world: World) -> None:

