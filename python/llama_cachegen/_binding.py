@@ -50,8 +50,8 @@ def check_stamp(library: ctypes.CDLL, patch_digest: str, llama_commit: str, abi_
         library_abi = library.llama_kv_page_abi_version
     except AttributeError:
         raise LibraryMismatchError(
-            f"{path} is an unpatched libllama: it has no KV page functions; expected patch stack {patch_digest[:12]} on "
-            f"llama.cpp {llama_commit[:12]}; {_ADVICE}"
+            f"{path} is an unpatched libllama: it has no KV page functions; expected patch stack "
+            f"{patch_digest[:12]} on llama.cpp {llama_commit[:12]}; {_ADVICE}"
         ) from None
     library_digest.restype = ctypes.c_char_p
     library_commit.restype = ctypes.c_char_p
@@ -87,8 +87,11 @@ def _load() -> tuple[Any, Any, Any]:
     )
 
     # two copies of one library would each have their own contexts and their own log callback
-    by_ctypes = ctypes.cast(bindings._lib.llama_kv_page_abi_version, ctypes.c_void_p).value
-    by_cffi = int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_kv_page_abi_version")))
+    # (addressof() of a cffi function is that of its wrapper, so the address of a static string tells them apart)
+    digest_address = bindings._lib.llama_kv_page_patch_digest
+    digest_address.restype = ctypes.c_void_p
+    by_ctypes = digest_address()
+    by_cffi = int(ffi.cast("uintptr_t", lib.llama_kv_page_patch_digest()))
     if by_ctypes != by_cffi:
         raise LibraryMismatchError(
             f"two copies of libllama are in this process: {bindings._lib._name} and the one in {LIB_DIR}; {_ADVICE}"

@@ -173,14 +173,14 @@ def demo(
     page_ms = result["page"]["restore_to_first_token_ms"]["median"]
     state_ms = result["llama_state"]["restore_to_first_token_ms"]["median"]
     console.print(
-        f"A prompt of {result['n_prompt_tokens']:,} tokens that takes {recompute['total_ms'] / 1000:.1f} s to evaluate is "
-        f"answered {page_ms:.0f} ms after a new process opens its page (llama.cpp's state file: {state_ms:.0f} ms); "
+        f"A prompt of {result['n_prompt_tokens']:,} tokens that takes {recompute['total_ms'] / 1000:.1f} s to evaluate "
+        f"is answered {page_ms:.0f} ms after a new process opens its page (llama.cpp's state file: {state_ms:.0f} ms); "
         f"{result['page']['agreement']} of {n_greedy} greedy tokens are the same."
     )
     console.print(
         "[dim]The page's save includes digests and waiting for the disk "
-        f"({_ms(result['page']['save_fsync_ms']['median'])} ms of it), its restore checks every digest; the state file's do "
-        "neither.[/dim]"
+        f"({_ms(result['page']['save_fsync_ms']['median'])} ms of it), its restore checks every digest; the "
+        "state file's do neither.[/dim]"
     )
 
 

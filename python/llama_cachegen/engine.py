@@ -295,7 +295,7 @@ class Engine:
         if getattr(self, "_ctx", None) or getattr(self, "_model", None):
             try:
                 self.close()
-            except Exception:  # noqa: BLE001 - nothing can be raised from here
+            except Exception:
                 pass
 
 

@@ -35,6 +35,7 @@ class MissReason(str, enum.Enum):
     """What differs between a sound page and the context it was offered to."""
 
     MODEL = "model"
+    NAMESPACE = "namespace"
     TOKENS = "tokens"
     COMPONENTS = "components"
     TYPE = "type"

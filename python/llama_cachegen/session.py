@@ -157,7 +157,7 @@ class Session:
             raise ContextError(f"token ids must be in 0 .. {self.engine.n_vocab - 1}")
         if self.n_tokens + array.size > self.engine.n_ctx_seq:
             raise ContextError(
-                f"{self.n_tokens} + {array.size} tokens do not fit into a context of {self.engine.n_ctx_seq}; raise n_ctx"
+                f"{self.n_tokens} + {array.size} tokens do not fit into {self.engine.n_ctx_seq}; raise n_ctx"
             )
         array = array.astype(np.int32)
         t_start = time.perf_counter()
