@@ -122,7 +122,8 @@ struct llama_kv_page_component {
     uint32_t row_bytes;  /* bytes of one token */
     uint64_t offset;     /* first byte in the payload, a multiple of 64; the bytes between components are zero */
     uint64_t n_bytes;    /* n_tokens * row_bytes */
-    uint64_t xxh3;       /* XXH3-64 of the component's bytes, seed 0; read and written only with FLAG_DIGEST */
+    uint64_t xxh3;       /* XXH3-64 of the component's bytes, seed 0; export writes 0, and import does not read it,
+                            without FLAG_DIGEST */
 };
 
 /* What a page of a range holds, and what its K and V values depend on besides the weights and the tokens. */

@@ -36,6 +36,7 @@ class _NativePage:
         _binding.check(lib.llama_kv_page_describe(self.ctx, session.seq_id, 0, self.n_tokens, info, ffi.NULL, 0))
         self.n_components = int(info.n_components)
         self.records = ffi.new("struct llama_kv_page_component[]", self.n_components)
+        self.records_without_digest = ffi.new("struct llama_kv_page_component[]", self.n_components)
         self.payload = np.zeros(info.payload_bytes, dtype=np.uint8)
         self.payload[:] = 1
         self.pointer = ffi.from_buffer(self.payload, require_writable=True)
@@ -56,7 +57,7 @@ class _NativePage:
                 self.n_tokens,
                 self.pointer,
                 self.payload.nbytes,
-                self.records,
+                self.records if digest else self.records_without_digest,
                 self.n_components,
                 self._options(n_threads, digest),
                 self.stats,

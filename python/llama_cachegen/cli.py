@@ -32,10 +32,6 @@ def _ms(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def _spread(values: dict[str, float]) -> str:
-    return f"{_ms(values['median'])} ({_ms(values['min'])}-{_ms(values['max'])})"
-
-
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
@@ -151,25 +147,27 @@ def demo(
     n_greedy = result["n_greedy_tokens"]
     table = Table(
         title=f"{result['model']}, {result['n_prompt_tokens']:,} tokens, K/V {types}",
-        caption=f"median (min-max) of {result['n_rounds']} interleaved rounds, warm page cache; times in ms",
+        caption=f"medians of {result['n_rounds']} interleaved rounds, warm page cache",
     )
-    for column in ("", "bytes", "save", "restore", "first token", "restore + first token", "same greedy tokens"):
+    for column in ("", "size", "save ms", "restore ms", "first token ms", "total ms", "same tokens"):
         table.add_column(column, justify="left" if not column else "right")
     recompute = result["recompute"]
-    table.add_row("recompute", "", "", "", _ms(recompute["first_token_ms"]), _ms(recompute["total_ms"]), "reference")
+    table.add_row("recompute", "", "", "", "", _ms(recompute["total_ms"]), "reference")
+    totals = []
     for name, key in (("llama.cpp state file", "llama_state"), ("page", "page")):
         row = result[key]
+        columns = ("save_ms", "restore_ms", "first_token_ms", "restore_to_first_token_ms")
         table.add_row(
             name,
             _mib(row["bytes"]),
-            _spread(row["save_ms"]),
-            _spread(row["restore_ms"]),
-            _spread(row["first_token_ms"]),
-            _spread(row["restore_to_first_token_ms"]),
+            *(_ms(row[column]["median"]) for column in columns),
             f"{row['agreement']} of {n_greedy}",
         )
+        total = row["restore_to_first_token_ms"]
+        totals.append(f"{name} {_ms(total['min'])}-{_ms(total['max'])} ms")
     console = Console()
     console.print(table)
+    console.print(f"[dim]restore + first token, smallest and largest: {', '.join(totals)}[/dim]")
     page_ms = result["page"]["restore_to_first_token_ms"]["median"]
     state_ms = result["llama_state"]["restore_to_first_token_ms"]["median"]
     console.print(

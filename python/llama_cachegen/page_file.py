@@ -44,6 +44,7 @@ COMPONENT_ALIGNMENT = 64
 SECTION_ALIGNMENT = 8
 PAYLOAD_ALIGNMENT = 4096
 MAX_COMPONENTS = 65536
+MAX_READ_BYTES = 1 << 26
 MAX_WRITE_BYTES = 1 << 26
 _RESERVED = bytes(56)
 _INT32_MAX = 2**31 - 1
@@ -200,7 +201,7 @@ def check_payload_padding(components: Sequence[PageComponent], payload: memoryvi
 # writing
 
 
-def _prefix_digest(header: bytes, rest: bytes | memoryview) -> bytes:
+def _prefix_digest(header: bytes, rest: bytes) -> bytes:
     hasher = blake3.blake3(header[: HEADER.size - DIGEST_BYTES] + bytes(DIGEST_BYTES))
     hasher.update(rest)
     return hasher.digest()
@@ -361,16 +362,18 @@ def _open_regular(path: str) -> int:
     return fd
 
 
-def _read_at(fd: int, path: str, offset: int, n_bytes: int) -> bytearray:
-    data = bytearray(n_bytes)
-    rest = memoryview(data)
-    while rest:
-        n = os.preadv(fd, [rest[:MAX_WRITE_BYTES]], offset)
-        if n == 0:
-            raise PageFileTruncatedError(f"{path} became shorter than {offset + len(rest)} bytes while it was read")
-        rest = rest[n:]
-        offset += n
-    return data
+def _read_at(fd: int, path: str, offset: int, n_bytes: int) -> bytes:
+    # bytes and no memoryview: in a reference cycle, such as an exception's frames, one with exported buffers can crash
+    # the garbage collector (seen with 3.11)
+    parts = []
+    while n_bytes:
+        part = os.pread(fd, min(n_bytes, MAX_READ_BYTES), offset)
+        if not part:
+            raise PageFileTruncatedError(f"{path} became shorter than {offset + n_bytes} bytes while it was read")
+        parts.append(part)
+        n_bytes -= len(part)
+        offset += len(part)
+    return b"".join(parts)
 
 
 @contextlib.contextmanager
@@ -438,7 +441,7 @@ def _check_header(path: str, header: bytes, file_bytes: int) -> tuple[FilePlan, 
     return plan, identity_bytes, abi_version, pos_begin, n_tokens, n_components
 
 
-def _check_padding(section: memoryview, n_bytes: int, name: str) -> memoryview:
+def _check_padding(section: bytes, n_bytes: int, name: str) -> bytes:
     if any(section[n_bytes:]):
         _refuse(f"the padding after the {name} is not zero")
     return section[:n_bytes]
@@ -464,10 +467,10 @@ def read_page_file(path: str | os.PathLike[str]) -> PageFileContent:
     fd = _open_regular(name)
     try:
         file_bytes = os.fstat(fd).st_size
-        header = bytes(_read_at(fd, name, 0, min(HEADER.size, file_bytes)))
+        header = _read_at(fd, name, 0, min(HEADER.size, file_bytes))
         plan, identity_bytes, abi_version, pos_begin, n_tokens, n_components = _check_header(name, header, file_bytes)
 
-        rest = memoryview(_read_at(fd, name, HEADER.size, plan.payload_offset - HEADER.size)).toreadonly()
+        rest = _read_at(fd, name, HEADER.size, plan.payload_offset - HEADER.size)
         with _corrupt(name):
             if _prefix_digest(header, rest) != header[-DIGEST_BYTES:]:
                 _refuse("header, identity, tokens or component table do not match their digest; bytes are damaged")

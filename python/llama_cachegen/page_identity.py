@@ -97,7 +97,7 @@ def encode_identity(identity: PageIdentity) -> bytes:
     return data
 
 
-def decode_identity(data: bytes | memoryview) -> PageIdentity:
+def decode_identity(data: bytes) -> PageIdentity:
     """The identity of its JSON.
 
     Raises:
