@@ -11,7 +11,8 @@ from ._binding import llama
 
 _logger = logging.getLogger("llama_cachegen.llama_cpp")
 
-_LEVELS = {1: logging.DEBUG, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+# llama.cpp's "info" (2) is a page of details per model load: debug for the users of a library
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUES = 5
 
 _pending = threading.local()
@@ -35,7 +36,6 @@ def _flush() -> None:
 
 
 def _on_log(level: int, text: bytes | None, _user_data: Any) -> None:
-    # llama.cpp's own "info" is a page of details per model load: debug for the users of a library
     if level != _CONTINUES:
         _flush()
         _pending.level = _LEVELS.get(level, logging.DEBUG)

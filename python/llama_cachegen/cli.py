@@ -283,15 +283,15 @@ def inspect(file: Path, as_json: bool) -> None:
     if as_json:
         _print_json(facts)
         return
-    for key, value in facts["identity"].items():  # type: ignore[attr-defined]
+    for key, value in facts["identity"].items():
         click.echo(f"{key}: {value}")
     click.echo(
         f"tokens: {facts['n_tokens']} from position {facts['pos_begin']}; payload: {facts['payload_bytes']} bytes"
     )
     table = Table()
-    for column in facts["components"][0]:  # type: ignore[index]
+    for column in facts["components"][0]:
         table.add_column(column, justify="right")
-    for row in facts["components"]:  # type: ignore[attr-defined]
+    for row in facts["components"]:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
 

@@ -194,9 +194,9 @@ class Engine:
         while True:
             tokens = np.empty(n_max, dtype=np.int32)
             pointer = tokens.ctypes.data_as(_token_pointer())
-            n = llama.llama_tokenize(self._vocab, data, len(data), pointer, n_max, add_special, parse_special)
+            n = int(llama.llama_tokenize(self._vocab, data, len(data), pointer, n_max, add_special, parse_special))
             if n >= 0:
-                return tokens[:n].copy()
+                return np.array(tokens[:n], dtype=np.int32)
             if n == -(2**31):
                 raise ContextError(f"a text of {len(data)} bytes has more tokens than fit into 32 bits")
             n_max = -n

@@ -260,7 +260,7 @@ class Session:
             pos_begin=p0,
             tokens=np.array(self._tokens[p0:p1], dtype=np.int32),
             components=[_component_from_record(record) for record in records],
-            payload=memoryview(payload),
+            payload=payload,
         )
         return page, stats
 

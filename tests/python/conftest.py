@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,3 +23,56 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def root() -> Path:
     """The project's root folder."""
     return ROOT
+
+
+def write_tiny_model(path: Path, *, seed: int = 1, head_size: int = 64, n_ctx: int = 2048) -> Path:
+    """A llama model of two layers with random weights and 64 tokens, without a tokenizer."""
+    gguf = pytest.importorskip("gguf", reason="the gguf package writes the tiny models")
+    n_vocab, n_head, n_layer, n_ff = 64, 2, 2, 96
+    n_embd = n_head * head_size
+    rng = np.random.default_rng(seed)
+
+    def weights(*shape: int) -> np.ndarray:
+        return rng.normal(0.0, 1.0 / np.sqrt(shape[-1]), shape).astype(np.float32)
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_block_count(n_layer)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_vocab_size(n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_tensor("token_embd.weight", weights(n_vocab, n_embd) * 4)
+    writer.add_tensor("output_norm.weight", np.ones(n_embd, dtype=np.float32))
+    writer.add_tensor("output.weight", weights(n_vocab, n_embd))
+    for i in range(n_layer):
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n_embd, dtype=np.float32))
+        writer.add_tensor(f"blk.{i}.attn_q.weight", weights(n_embd, n_embd))
+        writer.add_tensor(f"blk.{i}.attn_k.weight", weights(head_size, n_embd))
+        writer.add_tensor(f"blk.{i}.attn_v.weight", weights(head_size, n_embd))
+        writer.add_tensor(f"blk.{i}.attn_output.weight", weights(n_embd, n_embd))
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(n_embd, dtype=np.float32))
+        writer.add_tensor(f"blk.{i}.ffn_gate.weight", weights(n_ff, n_embd))
+        writer.add_tensor(f"blk.{i}.ffn_up.weight", weights(n_ff, n_embd))
+        writer.add_tensor(f"blk.{i}.ffn_down.weight", weights(n_embd, n_ff))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path of a tiny random model with heads of 64 values."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shape with other weights."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "other.gguf", seed=2)
