@@ -45,6 +45,19 @@ def _release(payload: memoryview | None, mapping: mmap.mmap | None) -> None:
             mapping.close()
 
 
+def _as_int32(tokens: NDArray[np.int32] | Sequence[int]) -> NDArray[np.int32]:
+    """A view if they are int32 already. Numbers that do not fit are refused, never wrapped or rounded."""
+    given = np.asarray(tokens)
+    if given.dtype != np.int32 and given.size:
+        if given.dtype.kind not in "iu":
+            raise ValueError(f"tokens have type {given.dtype}; 32-bit integers are needed")
+        if given.min() < -(2**31) or given.max() >= 2**31:
+            raise ValueError("a token does not fit into 32 bits")
+    narrow: NDArray[np.int32] = given.astype(np.int32, copy=False)
+    view: NDArray[np.int32] = narrow.view()
+    return view
+
+
 class Page:
     """K and V data of positions [pos_begin, pos_begin + n_tokens). Immutable; the payload is never copied.
 
@@ -72,7 +85,7 @@ class Page:
         payload: memoryview | bytes | bytearray | NDArray[np.uint8],
         mapping: mmap.mmap | None = None,
     ) -> None:
-        view = np.asarray(tokens, dtype=np.int32).view()
+        view = _as_int32(tokens)
         if view.ndim != 1:
             raise ValueError(f"tokens have shape {view.shape}; [n_tokens] is needed")
         view.setflags(write=False)
@@ -145,15 +158,22 @@ class Page:
         plan = plan_file(len(self._identity_json), self.n_tokens, len(self.components), self._payload_bytes)
         return plan.file_bytes
 
-    def numpy(self, index: int) -> NDArray[Any]:
+    def numpy(self, which: int | PageComponent) -> NDArray[Any]:
         """A component as an array over the payload itself, read-only.
+
+        Args:
+            which: one of `components`, or its index.
 
         Returns:
             float32 for f32, float16 for f16, uint16 with the bits of bf16: shape [n_tokens, n_channels], or
             [n_channels, n_tokens] if transposed. Of any other type the bytes, uint8: shape [n_tokens, row_bytes], or
             [n_channels, bytes of a channel] if transposed.
+
+        Raises:
+            IndexError: there is no such index.
+            ValueError: the component is not one of this page, or the page is closed.
         """
-        component = self.components[index]
+        component = self.components[self.components.index(which) if isinstance(which, PageComponent) else which]
         code = _DTYPES.get(component.type)
         dtype = np.dtype("u1" if code is None else (">" if self.identity.endianness == "big" else "<") + code)
         n_values = component.n_bytes // dtype.itemsize

@@ -279,7 +279,7 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
 
     Raises:
         PageFileNotRegularError: the name is that of a directory, a FIFO, a device or a socket.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; `filename` names it, or the temporary file beside it.
     """
     target = os.fsdecode(path)
     directory, name = os.path.split(target)
@@ -301,9 +301,11 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
         finally:
             os.close(fd)
         os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+    except BaseException as error:
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = target
         raise
     directory_fd = os.open(directory or os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -753,6 +753,14 @@ def test_short_writes_are_continued(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     assert tiny.read_bytes() == before
 
 
+@pytest.mark.parametrize("function", ["write", "fsync", "replace"])
+def test_a_failed_write_names_the_file(tiny: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        patch.setattr(os, function, _raise(OSError(28, "No space left on device")))
+        tiny_page(seed=1).write(tiny)
+    assert caught.value.filename == str(tiny) and str(tiny) in str(caught.value)
+
+
 def test_a_write_of_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(os, "write", lambda fd, data: 0)
@@ -823,6 +831,44 @@ def test_a_link_is_replaced_and_its_target_stays(tiny: Path) -> None:
     before = tiny.read_bytes()
     tiny_page(seed=1).write(link)
     assert not link.is_symlink() and tiny.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([1, 2, 2**32 + 5]),
+        np.array([1, 2, -(2**31) - 1]),
+        np.array([1, 2, 2**31], dtype=np.uint32),
+        [1, 2, 2**31],
+        [1, 2, 2**70],
+        [1.5, 2, 3],
+        np.array([1.0, np.nan, 3.0]),
+        ["1", "2", "3"],
+    ],
+    ids=range(8),
+)
+def test_tokens_are_never_wrapped_or_rounded(tokens: Any) -> None:
+    page = tiny_page()
+    with pytest.raises(ValueError, match="token"):
+        Page(identity=IDENTITY, pos_begin=0, tokens=tokens, components=page.components, payload=page.payload)
+
+
+def test_wide_tokens_that_fit_are_taken() -> None:
+    page = tiny_page()
+    several: list[Any] = [[1, -2, 2**31 - 1], np.array([1, -2, 2**31 - 1]), np.array([1, 2, 3], dtype=np.uint64)]
+    for tokens in several:
+        made = Page(identity=IDENTITY, pos_begin=0, tokens=tokens, components=page.components, payload=page.payload)
+        assert made.tokens.dtype == np.int32 and list(made.tokens) == list(tokens)
+
+
+def test_a_component_is_its_own_index() -> None:
+    page = tiny_page()
+    for i, component in enumerate(page.components):
+        assert page.numpy(component).tobytes() == page.numpy(i).tobytes()
+    with pytest.raises(ValueError):
+        page.numpy(dataclasses.replace(page.components[0], layer=9))
+    with pytest.raises(IndexError):
+        page.numpy(2)
 
 
 def test_tokens_are_a_view() -> None:
