@@ -333,8 +333,6 @@ uint64_t layout_heap_bytes(const page_layout & layout, size_t n_cells, size_t n_
 struct llama_kv_page_reservation {
     llama_context *                      ctx;
     llama_kv_cache *                     cache;
-    int32_t                              seq_id;
-    int32_t                              p0;
     page_layout                          layout;     // of the live cache
     std::vector<llama_kv_page_component> components; // of the page, the same but for its digests
     std::vector<page_cell_run>           runs;
@@ -354,8 +352,6 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
     auto reservation        = std::make_unique<llama_kv_page_reservation>();
     reservation->ctx        = ctx;
     reservation->cache      = &cache;
-    reservation->seq_id     = seq_id;
-    reservation->p0         = p0;
     reservation->layout     = make_layout(ctx, cache, seq_id, p0, components[0].n_tokens);
     reservation->open       = false;
     const uint32_t n_tokens = reservation->layout.n_tokens;
@@ -423,16 +419,10 @@ void commit(llama_kv_page_reservation & reservation) {
                       reservation.components[i].layer, kind_name(reservation.components[i].kind));
         }
     }
-    // the sequence may have been cut or shifted meanwhile; a page is never put behind a gap
-    if (reservation.cache->seq_pos_max(reservation.seq_id) != reservation.p0 - 1) {
-        page_fail(LLAMA_KV_PAGE_ERR_STALE,
-                  "sequence %" PRId32 " ended before position %" PRId32 " when the page was reserved, "
-                  "now it ends before %" PRId32,
-                  reservation.seq_id, reservation.p0, reservation.cache->seq_pos_max(reservation.seq_id) + 1);
-    }
     if (!reservation.cache->page_commit()) {
-        page_fail(LLAMA_KV_PAGE_ERR_STALE,
-                  "the memory was cleared, or its cells were taken, while the page was written");
+        page_fail(
+            LLAMA_KV_PAGE_ERR_STALE,
+            "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page was written");
     }
     reservation.ctx->page_fence(false);
     reservation.open = false;

@@ -153,6 +153,22 @@ def new_struct(name: str) -> Any:
     return struct
 
 
+def describe(ctx: Any, seq_id: int, p0: int, p1: int) -> Any:
+    """struct llama_kv_page_info of positions [p0, p1)."""
+    info = new_struct("llama_kv_page_info")
+    info.component_struct_size = ffi.sizeof("struct llama_kv_page_component")
+    check(lib.llama_kv_page_describe(ctx, seq_id, p0, p1, info, ffi.NULL, 0))
+    return info
+
+
+def new_options(n_threads: int, *, digest: bool = True) -> Any:
+    """struct llama_kv_page_options of a copy."""
+    options = new_struct("llama_kv_page_options")
+    options.n_threads = n_threads
+    options.flags = lib.LLAMA_KV_PAGE_FLAG_DIGEST if digest else 0
+    return options
+
+
 def context_pointer(ctx: Any) -> Any:
     """llama-cpp-python's context handle as a cffi pointer to the same context."""
     address = ctx if isinstance(ctx, int) else ctypes.cast(ctx, ctypes.c_void_p).value

@@ -31,9 +31,7 @@ class _NativePage:
         self.session = session
         self.n_tokens = session.n_tokens
         self.ctx = session.engine._native_ctx
-        info = _binding.new_struct("llama_kv_page_info")
-        info.component_struct_size = ffi.sizeof("struct llama_kv_page_component")
-        _binding.check(lib.llama_kv_page_describe(self.ctx, session.seq_id, 0, self.n_tokens, info, ffi.NULL, 0))
+        info = _binding.describe(self.ctx, session.seq_id, 0, self.n_tokens)
         self.n_components = int(info.n_components)
         self.records = ffi.new("struct llama_kv_page_component[]", self.n_components)
         self.records_without_digest = ffi.new("struct llama_kv_page_component[]", self.n_components)
@@ -41,12 +39,6 @@ class _NativePage:
         self.payload[:] = 1
         self.pointer = ffi.from_buffer(self.payload, require_writable=True)
         self.stats = _binding.new_struct("llama_kv_page_stats")
-
-    def _options(self, n_threads: int, digest: bool) -> Any:
-        options = _binding.new_struct("llama_kv_page_options")
-        options.n_threads = n_threads
-        options.flags = lib.LLAMA_KV_PAGE_FLAG_DIGEST if digest else 0
-        return options
 
     def export(self, n_threads: int, digest: bool) -> None:
         _binding.check(
@@ -59,7 +51,7 @@ class _NativePage:
                 self.payload.nbytes,
                 self.records if digest else self.records_without_digest,
                 self.n_components,
-                self._options(n_threads, digest),
+                _binding.new_options(n_threads, digest=digest),
                 self.stats,
             )
         )
@@ -74,7 +66,7 @@ class _NativePage:
                 self.n_components,
                 self.pointer,
                 self.payload.nbytes,
-                self._options(n_threads, digest),
+                _binding.new_options(n_threads, digest=digest),
                 self.stats,
             )
         )

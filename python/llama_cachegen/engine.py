@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 __all__ = ["Capabilities", "Engine"]
+
+_TokenPointer = ctypes.POINTER(llama.llama_token)
 
 _backend_ready = False
 
@@ -193,7 +196,7 @@ class Engine:
         n_max = len(data) + 8
         while True:
             tokens = np.empty(n_max, dtype=np.int32)
-            pointer = tokens.ctypes.data_as(_token_pointer())
+            pointer = tokens.ctypes.data_as(_TokenPointer)
             n = int(llama.llama_tokenize(self._vocab, data, len(data), pointer, n_max, add_special, parse_special))
             if n >= 0:
                 return np.array(tokens[:n], dtype=np.int32)
@@ -207,11 +210,11 @@ class Engine:
         array = np.ascontiguousarray(tokens, dtype=np.int32)
         n_max = 8 * len(array) + 16
         while True:
-            buffer = _char_buffer(n_max)
-            pointer = array.ctypes.data_as(_token_pointer())
+            buffer = (ctypes.c_char * n_max)()
+            pointer = array.ctypes.data_as(_TokenPointer)
             n = llama.llama_detokenize(self._vocab, pointer, len(array), buffer, n_max, False, True)
             if n >= 0:
-                return bytes(buffer[:n]).decode("utf-8", "replace")
+                return buffer.raw[:n].decode("utf-8", "replace")
             n_max = -n
 
     def is_end_of_generation(self, token: int) -> bool:
@@ -243,9 +246,7 @@ class Engine:
     def identity(self) -> PageIdentity:
         """Everything besides the tokens that the K and V values of this context depend on."""
         self._check_open()
-        info = _binding.new_struct("llama_kv_page_info")
-        info.component_struct_size = ffi.sizeof("struct llama_kv_page_component")
-        _binding.check(lib.llama_kv_page_describe(self._native_ctx, 0, 0, 1, info, ffi.NULL, 0))
+        info = _binding.describe(self._native_ctx, 0, 0, 1)
         return PageIdentity(
             model_blake3=model_digest(self.model_path),
             model_name=self.model_path.name,
@@ -297,16 +298,3 @@ class Engine:
                 self.close()
             except Exception:
                 pass
-
-
-@functools.cache
-def _token_pointer() -> Any:
-    import ctypes
-
-    return ctypes.POINTER(llama.llama_token)
-
-
-def _char_buffer(n_bytes: int) -> Any:
-    import ctypes
-
-    return (ctypes.c_char * n_bytes)()

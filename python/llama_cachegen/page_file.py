@@ -22,6 +22,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
+from ._timing import ms_since
 from .errors import (
     PageFileCorruptError,
     PageFileError,
@@ -270,10 +271,6 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
         rest = rest[n:]
 
 
-def _ms_since(t_start: float) -> float:
-    return (time.perf_counter() - t_start) * 1000.0
-
-
 def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memoryview) -> PageWriteStats:
     """Write a file so that its name has the old content or the new one, whatever happens.
 
@@ -295,7 +292,7 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
         try:
             _write_all(fd, prefix)
             _write_all(fd, payload)
-            write_ms = _ms_since(t_start)
+            write_ms = ms_since(t_start)
             t_sync = time.perf_counter()
             os.fsync(fd)
         finally:
@@ -313,7 +310,7 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
     finally:
         os.close(directory_fd)
     return PageWriteStats(
-        path=target, file_bytes=len(prefix) + payload.nbytes, write_ms=write_ms, fsync_ms=_ms_since(t_sync)
+        path=target, file_bytes=len(prefix) + payload.nbytes, write_ms=write_ms, fsync_ms=ms_since(t_sync)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import _binding
 from ._binding import ffi, lib, llama
+from ._timing import ms_since
 from .engine import Engine
 from .errors import ContextError, DecodeError, MissReason, PageMismatchError
 from .page import ComponentKind, Page, PageComponent
@@ -25,10 +27,6 @@ _BACKEND = "CPU"
 
 Progress = Callable[[int, int], None]
 """progress(n_done, n_total), in tokens."""
-
-
-def _ms_since(t_start: float) -> float:
-    return (time.perf_counter() - t_start) * 1000.0
 
 
 def component_types(components: Sequence[PageComponent]) -> dict[str, str]:
@@ -168,7 +166,7 @@ class Session:
             self._evaluate(chunk)
             if progress is not None:
                 progress(begin + len(chunk), len(array))
-        return PrefillTiming(n_evaluated=len(array), total_ms=_ms_since(t_start))
+        return PrefillTiming(n_evaluated=len(array), total_ms=ms_since(t_start))
 
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last token, shape [n_vocab], float32.
@@ -194,15 +192,15 @@ class Session:
         n_before = self.n_evaluated
         t_start = time.perf_counter()
         logits = self.logits()
-        decode_ms = _ms_since(t_start)
+        decode_ms = ms_since(t_start)
         t_sample = time.perf_counter()
         token = int(np.argmax(logits))
-        sample_ms = _ms_since(t_sample)
+        sample_ms = ms_since(t_sample)
         return token, FirstTokenTiming(
             n_evaluated=self.n_evaluated - n_before,
             decode_ms=decode_ms,
             sample_ms=sample_ms,
-            total_ms=_ms_since(t_start),
+            total_ms=ms_since(t_start),
         )
 
     def generate(self, n_tokens: int, *, stop: bool = True) -> Iterator[int]:
@@ -238,15 +236,10 @@ class Session:
         if not 0 <= p0 < p1 <= self.n_tokens:
             raise ContextError(f"positions [{p0}, {p1}) are not a range of the {self.n_tokens} tokens of the session")
         ctx = self.engine._native_ctx
-        info = _binding.new_struct("llama_kv_page_info")
-        info.component_struct_size = ffi.sizeof("struct llama_kv_page_component")
-        _binding.check(lib.llama_kv_page_describe(ctx, self.seq_id, p0, p1, info, ffi.NULL, 0))
-
+        info = _binding.describe(ctx, self.seq_id, p0, p1)
         records = ffi.new("struct llama_kv_page_component[]", info.n_components)
         payload = np.empty(info.payload_bytes, dtype=np.uint8)
-        options = _binding.new_struct("llama_kv_page_options")
-        options.flags = lib.LLAMA_KV_PAGE_FLAG_DIGEST
-        options.n_threads = n_threads
+        options = _binding.new_options(n_threads)
         stats = _binding.new_struct("llama_kv_page_stats")
         destination = ffi.from_buffer(payload, require_writable=True)
         _binding.check(
@@ -280,12 +273,10 @@ class Session:
         records = ffi.new("struct llama_kv_page_component[]", len(page.components))
         for record, component in zip(records, page.components, strict=True):
             _fill_record(record, component)
-        options = _binding.new_struct("llama_kv_page_options")
-        options.flags = lib.LLAMA_KV_PAGE_FLAG_DIGEST
-        options.n_threads = n_threads
+        options = _binding.new_options(n_threads)
         stats = _binding.new_struct("llama_kv_page_stats")
         source = ffi.from_buffer(page.payload)
-        compare_ms = _ms_since(t_start)
+        compare_ms = ms_since(t_start)
         status = lib.llama_kv_page_import(
             self.engine._native_ctx,
             self.seq_id,
@@ -317,7 +308,7 @@ class Session:
             reserve_ms=compare_ms + stats.reserve_ms,
             copy_ms=stats.copy_ms,
             commit_ms=stats.commit_ms,
-            total_ms=_ms_since(t_start),
+            total_ms=ms_since(t_start),
         )
 
     def save(self, path: str | os.PathLike[str], *, n_threads: int = 0) -> SaveReceipt:
@@ -330,7 +321,7 @@ class Session:
         """
         t_start = time.perf_counter()
         page, stats = self._export(0, None, n_threads)
-        export_ms = _ms_since(t_start)
+        export_ms = ms_since(t_start)
         written = page.write(path)
         return SaveReceipt(
             path=os.fspath(path),
@@ -342,7 +333,7 @@ class Session:
             export_ms=export_ms,
             write_ms=written.write_ms,
             fsync_ms=written.fsync_ms,
-            total_ms=_ms_since(t_start),
+            total_ms=ms_since(t_start),
         )
 
     def restore(
@@ -368,14 +359,14 @@ class Session:
         self._check_open()
         t_start = time.perf_counter()
         with Page.open(path) as page:
-            open_ms = _ms_since(t_start)
+            open_ms = ms_since(t_start)
             try:
                 if tokens is not None:
                     self._compare_tokens(page, np.asarray(tokens, dtype=np.int32))
                 receipt = self.import_page(page, n_threads=n_threads)
             except PageMismatchError as miss:
-                return RestoreReceipt.miss(miss.reason, miss.detail, open_ms=open_ms, total_ms=_ms_since(t_start))
-        return _with_open(receipt, open_ms, _ms_since(t_start))
+                return RestoreReceipt.miss(miss.reason, miss.detail, open_ms=open_ms, total_ms=ms_since(t_start))
+        return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
 
     def _compare_tokens(self, page: Page, prompt: NDArray[np.int32]) -> None:
         begin, end = page.pos_begin, page.pos_begin + page.n_tokens
@@ -413,12 +404,6 @@ class Session:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _with_open(receipt: RestoreReceipt, open_ms: float, total_ms: float) -> RestoreReceipt:
-    import dataclasses
-
-    return dataclasses.replace(receipt, open_ms=open_ms, total_ms=total_ms)
 
 
 _KINDS = {ComponentKind.K: lib.LLAMA_KV_PAGE_KIND_K, ComponentKind.V: lib.LLAMA_KV_PAGE_KIND_V}
