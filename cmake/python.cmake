@@ -8,7 +8,7 @@ set(cffi_source ${CMAKE_BINARY_DIR}/cffi/_native.c)
 add_custom_command(
     OUTPUT ${cffi_source}
     COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
-            --header ${kv_page_header} --module llama_cachegen._native --output ${cffi_source}
+            --header ${kv_page_header} --module llama_cachegen._native --stamp --output ${cffi_source}
     DEPENDS ${kv_page_header} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
     COMMENT "Generating the cffi module from llama-kv-page.h"
     VERBATIM)
@@ -24,8 +24,23 @@ else()
     set_target_properties(_native PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 endif()
 
-install(TARGETS _native LIBRARY DESTINATION llama_cachegen COMPONENT python)
+# The codec has its own module: it needs no libllama, and what only reads archives can do without one.
+set(codec_header ${CMAKE_CURRENT_SOURCE_DIR}/native/codec/cachegen.h)
+set(codec_cffi_source ${CMAKE_BINARY_DIR}/cffi/_codec.c)
+
+add_custom_command(
+    OUTPUT ${codec_cffi_source}
+    COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
+            --header ${codec_header} --module llama_cachegen._codec --output ${codec_cffi_source}
+    DEPENDS ${codec_header} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
+    COMMENT "Generating the cffi module from cachegen.h"
+    VERBATIM)
+
+Python_add_library(_codec MODULE USE_SABI 3.10 WITH_SOABI ${codec_cffi_source})
+target_link_libraries(_codec PRIVATE cachegen)
+
+install(TARGETS _native _codec LIBRARY DESTINATION llama_cachegen COMPONENT python)
 install(TARGETS ${llama_targets}
     LIBRARY DESTINATION llama_cachegen/lib COMPONENT python
     RUNTIME DESTINATION llama_cachegen/lib COMPONENT python)
-install(FILES ${kv_page_header} DESTINATION llama_cachegen/include COMPONENT python)
+install(FILES ${kv_page_header} ${codec_header} DESTINATION llama_cachegen/include COMPONENT python)

@@ -20,7 +20,6 @@ static const char * const BUILD_LLAMA_COMMIT;
 """
 
 STAMP_SOURCE = """
-#include "llama-kv-page.h"
 
 /* what this module was built with; compared with the library's own stamp when it is loaded */
 static const char * const BUILD_PATCH_DIGEST = LLAMA_CACHEGEN_PATCH_DIGEST;
@@ -33,19 +32,21 @@ def declarations(header: str) -> str:
     match = re.search(r"/\* cdef: begin \*/(.*)/\* cdef: end \*/", header, re.DOTALL)
     if match is None:
         raise SystemExit("the header has no 'cdef: begin' and 'cdef: end' marks")
-    return match.group(1).replace("LLAMA_KV_PAGE_API ", "")
+    return re.sub(r"\b(LLAMA_KV_PAGE|CACHEGEN)_API ", "", match.group(1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--header", type=Path, required=True)
     parser.add_argument("--module", required=True, help="dotted name of the extension module")
+    parser.add_argument("--stamp", action="store_true", help="also declare what the module was built with")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
     ffi = FFI()
-    ffi.cdef(declarations(args.header.read_text(encoding="utf-8")) + STAMP_DECLARATIONS)
-    ffi.set_source(args.module, STAMP_SOURCE, py_limited_api=True)
+    ffi.cdef(declarations(args.header.read_text(encoding="utf-8")) + (STAMP_DECLARATIONS if args.stamp else ""))
+    include = f'#include "{args.header.name}"\n'
+    ffi.set_source(args.module, include + (STAMP_SOURCE if args.stamp else ""), py_limited_api=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     ffi.emit_c_code(str(args.output))
 

@@ -1,0 +1,75 @@
+// A parsed and validated LCG3 archive: everything before the payload, and where the payload's parts lie.
+#pragma once
+
+#include "lcg3_format.h"
+#include "rans_decode.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace cachegen::lcg3 {
+
+// A set as it is stored, and its decoding tables.
+struct symbol_set {
+    set_record            record;
+    uint32_t              values[max_symbols]; // bit patterns: F32 levels of a lossy set, upper bits of an exact one
+    std::vector<uint16_t> frequencies;         // [n_models][n_classes][n_symbols]
+    std::vector<bucket>   buckets;             // [n_models + 1][n_classes][1 << log2_n_buckets]
+    set_tables            tables;
+};
+
+struct archive {
+    const uint8_t *              bytes;
+    uint64_t                     n_bytes;
+    header                       head;
+    uint32_t                     n_blocks;
+    uint64_t                     table_bytes;
+    std::vector<plane_record>    planes;
+    std::vector<symbol_set>      sets;
+    std::vector<const uint8_t *> models; // of each plane: n_channels model numbers, or NULL
+    std::vector<uint64_t> unit_offsets;  // [n_blocks][n_planes], from the archive's begin, and the end after the last
+    const uint8_t *       digests;       // u64 of the exact rows, then of each block
+    uint64_t              exact_offset;
+    uint64_t              exact_bytes;
+
+    uint64_t unit_begin(uint32_t block, uint32_t plane) const {
+        return unit_offsets[uint64_t{ block } * head.n_planes + plane];
+    }
+    uint64_t unit_end(uint32_t block, uint32_t plane) const {
+        return unit_offsets[uint64_t{ block } * head.n_planes + plane + 1];
+    }
+    // tokens of a block, and the first of them
+    uint32_t block_first_token(uint32_t block) const { return head.n_exact_tokens + block * head.block_tokens; }
+    uint32_t block_n_tokens(uint32_t block) const;
+};
+
+// throws cachegen::error; allocates in proportion to n_bytes at most
+archive parse_archive(const void * bytes, uint64_t n_bytes);
+
+// compare the digest of the exact rows, or of a block
+void check_exact_digest(const archive & source);
+void check_block_digest(const archive & source, uint32_t block);
+
+// XXH3, 64 bits
+uint64_t digest_of(const void * bytes, uint64_t n_bytes);
+
+// One lossy or exact unit, its parts checked against its size.
+struct unit_view {
+    uint32_t                     n_rows;
+    uint32_t                     n_groups;
+    uint32_t                     scale_base;
+    uint32_t                     scale_bits;
+    uint32_t                     n_scales_a_row;
+    const uint8_t *              packed_scales;
+    const uint8_t *              packed_raw; // exact: n_rows x n_channels numbers of raw_bits bits
+    const uint8_t *              states;     // u32 of each channel
+    const uint8_t *              words_end;
+    std::vector<const uint8_t *> group_words; // n_groups + 1
+};
+
+unit_view parse_unit(const archive & source, uint32_t block, uint32_t plane);
+
+// scales of a lossy plane: 1; of an exact one: its blocks' scales
+uint32_t n_scales_a_row(const plane_record & plane);
+
+} // namespace cachegen::lcg3

@@ -1,0 +1,491 @@
+// Decoding an LCG3 archive into typed rows, one task a unit.
+#include "bit_pack.h"
+#include "bytes.h"
+#include "executor.h"
+#include "hadamard.h"
+#include "lcg3_archive.h"
+#include "lcg3_dequantize.h"
+#include "native_tile.h"
+#include "typed_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace cachegen::lcg3 {
+
+namespace {
+
+using ull = unsigned long long;
+
+// floats of a tile: small enough to stay in the first-level cache between decoding and storing
+constexpr uint32_t tile_values = 4096;
+
+float scale_from_bits(uint32_t bits, uint8_t type) {
+    float value;
+    if (type == CACHEGEN_TYPE_F16) {
+        return fp16_to_fp32(static_cast<uint16_t>(bits));
+    }
+    bits = type == CACHEGEN_TYPE_BF16 ? bits << 16 : bits;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+// What one task works on.
+struct unit_task {
+    const archive *                   source;
+    uint32_t                          block;
+    uint32_t                          plane;
+    uint64_t                          first_token; // of the wanted range, in the archive
+    uint64_t                          n_tokens;
+    const cachegen_lcg3_destination * destination;
+
+    const plane_record & record() const { return source->planes[plane]; }
+    uint32_t             coded_rotation() const { return record().flags & plane_flag_unrotated ? 0 : record().n_rot; }
+    bool                 is_rotation_equal() const { return coded_rotation() == destination->n_rot; }
+};
+
+// rotate a tile of values from how they are coded to how the destination wants them, and store it
+void store_values(const unit_task & task, uint64_t archive_token, uint64_t n_tokens, uint64_t first_channel,
+                  uint64_t n_channels, float * values, uint64_t value_stride) {
+    const uint64_t begin = std::max(archive_token, task.first_token);
+    const uint64_t end   = std::min(archive_token + n_tokens, task.first_token + task.n_tokens);
+    if (begin >= end) {
+        return;
+    }
+    values += (begin - archive_token) * value_stride;
+    if (!task.is_rotation_equal()) {
+        if (task.coded_rotation() != 0) {
+            hadamard_rows(values, end - begin, value_stride, n_channels, task.coded_rotation());
+        }
+        if (task.destination->n_rot != 0) {
+            hadamard_rows(values, end - begin, value_stride, n_channels, task.destination->n_rot);
+        }
+    }
+    store_tile(task.destination->rows, begin - task.first_token, end - begin, first_channel, n_channels, values,
+               value_stride);
+}
+
+// native rows of the plane's type, all channels or a stretch of them
+void store_native(const unit_task & task, uint64_t archive_token, uint64_t n_tokens, uint64_t first_channel,
+                  uint64_t n_channels, const uint8_t * tile, uint64_t row_stride) {
+    const uint64_t begin = std::max(archive_token, task.first_token);
+    const uint64_t end   = std::min(archive_token + n_tokens, task.first_token + task.n_tokens);
+    if (begin >= end) {
+        return;
+    }
+    tile += (begin - archive_token) * row_stride;
+    const auto & rows    = task.destination->rows;
+    // a rotated source row is rotated whatever its coded values are
+    const bool   is_same = rows.type == task.record().type && task.record().n_rot == task.destination->n_rot;
+    if (is_same) {
+        place_native(rows, begin - task.first_token, end - begin, first_channel, n_channels, tile, row_stride);
+        return;
+    }
+    cachegen_rows native{};
+    native.type         = task.record().type;
+    native.n_tokens     = end - begin;
+    native.n_rows       = end - begin;
+    native.n_channels   = n_channels;
+    native.stride_bytes = row_stride;
+    native.n_bytes      = (end - begin) * row_stride;
+    native.data         = const_cast<uint8_t *>(tile); // only read
+    std::vector<float> values(n_channels);
+    for (uint64_t t = begin; t < end; t++) {
+        load_tile(native, t - begin, 1, 0, n_channels, values.data(), n_channels);
+        if (task.record().n_rot != task.destination->n_rot) {
+            if (task.record().n_rot != 0) {
+                hadamard_rows(values.data(), 1, n_channels, n_channels, task.record().n_rot);
+            }
+            if (task.destination->n_rot != 0) {
+                hadamard_rows(values.data(), 1, n_channels, n_channels, task.destination->n_rot);
+            }
+        }
+        store_tile(rows, t - task.first_token, 1, first_channel, n_channels, values.data(), n_channels);
+    }
+}
+
+// The groups of some adjacent channels, decoded in step.
+class span_decoder {
+  public:
+    span_decoder(const unit_task & task, const unit_view & unit, uint32_t first_group, uint32_t n_groups)
+        : task_(task), unit_(unit), first_group_(first_group), streams_(n_groups), next_symbols_(decode_symbols()) {
+        const plane_record & plane        = task.record();
+        const symbol_set &   set          = task.source->sets[plane.set];
+        const uint8_t *      models       = task.source->models[task.plane];
+        const uint32_t       model_stride = set.tables.n_classes << set.tables.log2_n_buckets;
+        for (uint32_t g = 0; g < n_groups; g++) {
+            group_stream & stream        = streams_[g];
+            stream.tables                = &set.tables;
+            const uint32_t first_channel = (first_group + g) * n_lanes;
+            for (uint32_t lane = 0; lane < n_lanes; lane++) {
+                const uint32_t c          = first_channel + lane;
+                const bool     is_channel = c < plane.n_channels;
+                stream.model_offset[lane] = (is_channel ? models[c] : set.tables.n_models) * model_stride;
+                stream.state[lane]        = is_channel ? get_le<uint32_t>(unit.states + 4 * size_t{ c }) : state_low;
+                stream.last_symbol_class[lane] = set.tables.initial_class;
+            }
+            stream.next_word       = unit.group_words[first_group + g];
+            stream.end_of_words    = unit.group_words[first_group + g + 1];
+            stream.end_of_readable = task.source->bytes + task.source->n_bytes;
+        }
+    }
+
+    // symbols: OUT [n_tokens][32] of group g
+    void next(uint32_t g, uint32_t n_tokens, uint8_t * symbols) {
+        if (!next_symbols_(streams_[g], n_tokens, symbols)) {
+            fail_stream(g, "the words end too early");
+        }
+    }
+
+    void finish() const {
+        for (uint32_t g = 0; g < streams_.size(); g++) {
+            if (streams_[g].next_word != streams_[g].end_of_words) {
+                fail_stream(g, "words are left over");
+            }
+            for (const uint32_t state : streams_[g].state) {
+                if (state != state_low) {
+                    fail_stream(g, "a final state is not 65,536");
+                }
+            }
+        }
+    }
+
+  private:
+    [[noreturn]] void fail_stream(uint32_t g, const char * what) const {
+        fail(CACHEGEN_ERR_STREAM, "block %u, plane %u, channels from %u: %s; no encoder wrote this", task_.block,
+             task_.plane, (first_group_ + g) * n_lanes, what);
+    }
+
+    const unit_task &         task_;
+    const unit_view &         unit_;
+    uint32_t                  first_group_;
+    std::vector<group_stream> streams_;
+    decode_symbols_function   next_symbols_;
+};
+
+void decode_lossy(const unit_task & task, const unit_view & unit) {
+    const plane_record & plane = task.record();
+    const symbol_set &   set   = task.source->sets[plane.set];
+
+    float levels[max_symbols] = {};
+    memcpy(levels, set.values, sizeof(float) * set.record.n_symbols);
+    std::vector<float> scales(unit.n_rows);
+    for (uint32_t t = 0; t < unit.n_rows; t++) {
+        const uint64_t bits = uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, t, unit.scale_bits);
+        if (bits > (plane.scale_type == CACHEGEN_TYPE_F32   ? 0x7f7fffffu
+                    : plane.scale_type == CACHEGEN_TYPE_F16 ? 0x7bffu
+                                                            : 0x7f7fu)) {
+            fail(CACHEGEN_ERR_TABLE, "block %u, plane %u: the scale of row %u is negative or not finite", task.block,
+                 task.plane, t);
+        }
+        scales[t] = scale_from_bits(static_cast<uint32_t>(bits), plane.scale_type);
+    }
+
+    // as many groups together as a rotation spans
+    const uint32_t rotation =
+        task.is_rotation_equal() ? n_lanes : std::max({ n_lanes, task.coded_rotation(), task.destination->n_rot });
+    const uint32_t             groups_a_span = rotation / n_lanes;
+    const uint32_t             tile_tokens   = std::max(1u, tile_values / rotation);
+    std::unique_ptr<float[]>   values(new float[size_t{ tile_tokens } * rotation]);
+    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * n_lanes]);
+    const auto                 to_values = dequantize();
+
+    const uint64_t block_token = task.source->block_first_token(task.block);
+    for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
+        const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
+        const uint32_t n_channels = std::min(n_groups * n_lanes, plane.n_channels - first_group * n_lanes);
+        span_decoder   span(task, unit, first_group, n_groups);
+        for (uint32_t t = 0; t < unit.n_rows; t += tile_tokens) {
+            const uint32_t n = std::min(tile_tokens, unit.n_rows - t);
+            for (uint32_t g = 0; g < n_groups; g++) {
+                span.next(g, n, symbols.get());
+                to_values(symbols.get(), levels, &scales[t], n, &values[g * n_lanes], rotation);
+            }
+            store_values(task, block_token + t, n, first_group * n_lanes, n_channels, values.get(), rotation);
+        }
+        span.finish();
+    }
+}
+
+// put the symbols' upper bits and the raw lower ones of one token's 32 channels together
+void join_bits(const plane_record & plane, const symbol_set & set, const unit_view & unit, uint32_t row,
+               uint32_t first_channel, uint32_t n_channels, const uint8_t * symbols, uint8_t * native) {
+    uint32_t codes[n_lanes] = {};
+    for (uint32_t lane = 0; lane < n_channels; lane++) {
+        const uint64_t index = uint64_t{ row } * plane.n_channels + first_channel + lane;
+        codes[lane]          = static_cast<uint32_t>(uint64_t{ set.values[symbols[lane]] } << plane.raw_bits) |
+                               unpack_bits(unit.packed_raw, index, plane.raw_bits);
+    }
+    switch (plane.type) {
+        case CACHEGEN_TYPE_F32:
+            for (uint32_t lane = 0; lane < n_channels; lane++) {
+                put_le<uint32_t>(native + 4 * lane, codes[lane]);
+            }
+            break;
+        case CACHEGEN_TYPE_Q8_0:
+        case CACHEGEN_TYPE_Q4_0: {
+            const uint64_t index = uint64_t{ row } * unit.n_scales_a_row + first_channel / 32;
+            const uint64_t scale =
+                uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, index, unit.scale_bits);
+            if (scale > 0xffff) {
+                fail(CACHEGEN_ERR_TABLE, "row %u: the scale of the block at channel %u has more than 16 bits", row,
+                     first_channel);
+            }
+            put_le<uint16_t>(native, static_cast<uint16_t>(scale));
+            for (uint32_t i = 0; i < (plane.type == CACHEGEN_TYPE_Q8_0 ? 32u : 16u); i++) {
+                native[2 + i] =
+                    static_cast<uint8_t>(plane.type == CACHEGEN_TYPE_Q8_0 ? codes[i] : codes[i] | codes[i + 16] << 4);
+            }
+            break;
+        }
+        default:
+            for (uint32_t lane = 0; lane < n_channels; lane++) {
+                put_le<uint16_t>(native + 2 * lane, static_cast<uint16_t>(codes[lane]));
+            }
+    }
+}
+
+void decode_exact(const unit_task & task, const unit_view & unit) {
+    const plane_record & plane = task.record();
+    const symbol_set &   set   = task.source->sets[plane.set];
+
+    const bool     has_conversion = plane.type != task.destination->rows.type || plane.n_rot != task.destination->n_rot;
+    const uint32_t span_channels =
+        has_conversion ? std::max({ n_lanes, uint32_t{ plane.n_rot }, task.destination->n_rot }) : n_lanes;
+    const uint32_t             groups_a_span = span_channels / n_lanes;
+    const uint32_t             tile_tokens   = std::max(1u, tile_values / span_channels);
+    const uint64_t             row_stride    = native_bytes(plane.type, span_channels);
+    std::unique_ptr<uint8_t[]> native(new uint8_t[tile_tokens * row_stride]);
+    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * n_lanes]);
+
+    const uint64_t block_token = task.source->block_first_token(task.block);
+    for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
+        const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
+        const uint32_t n_channels = std::min(n_groups * n_lanes, plane.n_channels - first_group * n_lanes);
+        span_decoder   span(task, unit, first_group, n_groups);
+        for (uint32_t t = 0; t < unit.n_rows; t += tile_tokens) {
+            const uint32_t n = std::min(tile_tokens, unit.n_rows - t);
+            for (uint32_t g = 0; g < n_groups; g++) {
+                span.next(g, n, symbols.get());
+                const uint32_t first = (first_group + g) * n_lanes;
+                for (uint32_t i = 0; i < n; i++) {
+                    join_bits(plane, set, unit, t + i, first, std::min(n_lanes, plane.n_channels - first),
+                              &symbols[size_t{ i } * n_lanes],
+                              &native[i * row_stride + native_bytes(plane.type, size_t{ g } * n_lanes)]);
+                }
+            }
+            store_native(task, block_token + t, n, first_group * n_lanes, n_channels, native.get(), row_stride);
+        }
+        span.finish();
+    }
+}
+
+void decode_raw(const unit_task & task) {
+    const plane_record & plane     = task.record();
+    const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
+    const uint64_t       n_rows    = task.source->block_n_tokens(task.block);
+    const uint64_t       begin     = task.source->unit_begin(task.block, task.plane);
+    const uint64_t       n_bytes   = task.source->unit_end(task.block, task.plane) - begin;
+    if (n_bytes != (n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment) {
+        fail(CACHEGEN_ERR_GEOMETRY, "block %u, plane %u: %llu bytes for %llu native rows of %llu", task.block,
+             task.plane, (ull) n_bytes, (ull) n_rows, (ull) row_bytes);
+    }
+    for (uint64_t i = n_rows * row_bytes; i < n_bytes; i++) {
+        if (task.source->bytes[begin + i] != 0) {
+            fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: padding that is not 0", task.block, task.plane);
+        }
+    }
+    store_native(task, task.source->block_first_token(task.block), n_rows, 0, plane.n_channels,
+                 task.source->bytes + begin, row_bytes);
+}
+
+void decode_unit(const unit_task & task) {
+    const auto mode = static_cast<plane_mode>(task.record().mode);
+    if (mode == plane_mode::raw) {
+        decode_raw(task);
+        return;
+    }
+    const unit_view unit = parse_unit(*task.source, task.block, task.plane);
+    if (mode == plane_mode::lossy) {
+        decode_lossy(task, unit);
+    } else {
+        decode_exact(task, unit);
+    }
+}
+
+void check_destination(const archive & source, uint32_t index, const cachegen_lcg3_destination & destination,
+                       uint64_t n_tokens) {
+    const plane_record & plane = source.planes[index];
+    const auto &         rows  = destination.rows;
+    validate_rows(rows, "a destination");
+    if (rows.n_channels != plane.n_channels || rows.n_tokens < n_tokens) {
+        fail(CACHEGEN_ERR_MISMATCH, "plane %u has %u channels, its destination %llu, with %llu tokens of %llu", index,
+             plane.n_channels, (ull) rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
+    }
+    const uint32_t n_rot = destination.n_rot;
+    if (destination.reserved0 != 0 || (n_rot != 0 && (n_rot < 2 || n_rot > max_rotation || (n_rot & (n_rot - 1)) != 0 ||
+                                                      plane.n_channels % n_rot != 0))) {
+        fail(CACHEGEN_ERR_ARGUMENT, "plane %u: a destination rotated by %u of %u channels", index, n_rot,
+             plane.n_channels);
+    }
+}
+
+} // namespace
+
+void decode(const archive & source, uint64_t first_token, uint64_t n_tokens,
+            const cachegen_lcg3_destination * destinations, const cachegen_executor * executor) {
+    const header & head = source.head;
+    if (n_tokens == 0 || first_token > head.n_tokens || n_tokens > head.n_tokens - first_token) {
+        fail(CACHEGEN_ERR_ARGUMENT, "tokens from %llu, %llu of them; the archive has %u", (ull) first_token,
+             (ull) n_tokens, head.n_tokens);
+    }
+    std::vector<uint32_t> wanted;
+    for (uint32_t p = 0; p < head.n_planes; p++) {
+        if (destinations[p].rows.data != nullptr) {
+            check_destination(source, p, destinations[p], n_tokens);
+            wanted.push_back(p);
+        }
+    }
+
+    const uint64_t last_token  = first_token + n_tokens - 1;
+    uint32_t       first_block = 0;
+    uint32_t       n_blocks    = 0;
+    if (last_token >= head.n_exact_tokens) {
+        first_block = first_token < head.n_exact_tokens
+                          ? 0
+                          : static_cast<uint32_t>((first_token - head.n_exact_tokens) / head.block_tokens);
+        n_blocks    = static_cast<uint32_t>((last_token - head.n_exact_tokens) / head.block_tokens) + 1 - first_block;
+    }
+
+    run_tasks(executor, uint64_t{ n_blocks } + 1, [&](uint64_t i) {
+        if (i > 0) {
+            check_block_digest(source, first_block + static_cast<uint32_t>(i - 1));
+        } else if (first_token < head.n_exact_tokens) {
+            check_exact_digest(source);
+        }
+    });
+
+    if (first_token < head.n_exact_tokens) {
+        uint64_t offset = source.exact_offset;
+        for (uint32_t p = 0; p < head.n_planes; p++) {
+            const uint64_t row_bytes = native_bytes(source.planes[p].type, source.planes[p].n_channels);
+            if (destinations[p].rows.data != nullptr) {
+                const unit_task task{ &source, 0, p, first_token, n_tokens, &destinations[p] };
+                store_native(task, 0, head.n_exact_tokens, 0, source.planes[p].n_channels, source.bytes + offset,
+                             row_bytes);
+            }
+            offset += head.n_exact_tokens * row_bytes;
+        }
+    }
+    run_tasks(executor, uint64_t{ n_blocks } * wanted.size(), [&](uint64_t i) {
+        const uint32_t p = wanted[i % wanted.size()];
+        decode_unit({ &source, first_block + static_cast<uint32_t>(i / wanted.size()), p, first_token, n_tokens,
+                      &destinations[p] });
+    });
+}
+
+} // namespace cachegen::lcg3
+
+struct cachegen_lcg3 {
+    cachegen::lcg3::archive archive;
+};
+
+using namespace cachegen;
+
+int32_t cachegen_lcg3_open(const void * archive, uint64_t n_bytes, struct cachegen_lcg3 ** reader) {
+    return guard([&] {
+        if (archive == nullptr || reader == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "archive or reader is NULL");
+        }
+        *reader = nullptr;
+        *reader = new cachegen_lcg3{ lcg3::parse_archive(archive, n_bytes) };
+    });
+}
+
+void cachegen_lcg3_close(struct cachegen_lcg3 * reader) {
+    delete reader;
+}
+
+int32_t cachegen_lcg3_describe(const struct cachegen_lcg3 * reader, struct cachegen_lcg3_info * info,
+                               struct cachegen_lcg3_plane * planes, uint64_t capacity) {
+    return guard([&] {
+        if (reader == nullptr || info == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "reader or info is NULL");
+        }
+        if (info->struct_size != sizeof(*info)) {
+            fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_info of %u bytes, this library's has %zu", info->struct_size,
+                 sizeof(*info));
+        }
+        const auto & source  = reader->archive;
+        info->n_planes       = source.head.n_planes;
+        info->archive_bytes  = source.head.archive_bytes;
+        info->metadata_bytes = source.head.metadata_bytes;
+        info->table_bytes    = source.table_bytes;
+        info->n_tokens       = source.head.n_tokens;
+        info->n_exact_tokens = source.head.n_exact_tokens;
+        info->block_tokens   = source.head.block_tokens;
+        info->n_blocks       = source.n_blocks;
+        info->n_sets         = source.head.n_sets;
+        info->n_classes      = 1;
+        for (const auto & set : source.sets) {
+            info->n_classes = std::max<uint32_t>(info->n_classes, set.record.n_classes);
+        }
+        memcpy(info->profile, source.head.profile, sizeof(info->profile));
+        if (planes == nullptr) {
+            return;
+        }
+        if (capacity < source.head.n_planes) {
+            fail(CACHEGEN_ERR_BUFFER_SIZE, "room for %llu planes of %u", (unsigned long long) capacity,
+                 source.head.n_planes);
+        }
+        for (uint32_t p = 0; p < source.head.n_planes; p++) {
+            const auto & record = source.planes[p];
+            auto &       plane  = planes[p];
+            plane               = {};
+            plane.struct_size   = sizeof(plane);
+            plane.layer         = record.layer;
+            plane.kind          = record.kind;
+            plane.mode          = record.mode;
+            plane.type          = record.type;
+            plane.n_channels    = record.n_channels;
+            plane.n_rot         = record.n_rot;
+            plane.is_unrotated  = record.flags & lcg3::plane_flag_unrotated;
+            plane.n_symbols     = record.mode == CACHEGEN_LCG3_RAW ? 0 : source.sets[record.set].record.n_symbols;
+            plane.scale_type    = record.scale_type;
+            for (uint32_t b = 0; b < source.n_blocks; b++) {
+                plane.payload_bytes += source.unit_end(b, p) - source.unit_begin(b, p);
+                if (record.mode != CACHEGEN_LCG3_RAW) {
+                    const auto unit = lcg3::parse_unit(source, b, p);
+                    plane.symbol_bytes += static_cast<uint64_t>(unit.words_end - unit.group_words[0]);
+                }
+            }
+        }
+    });
+}
+
+int32_t cachegen_lcg3_verify(const struct cachegen_lcg3 * reader, const struct cachegen_executor * executor) {
+    return guard([&] {
+        if (reader == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "reader is NULL");
+        }
+        run_tasks(executor, uint64_t{ reader->archive.n_blocks } + 1, [&](uint64_t i) {
+            if (i == 0) {
+                lcg3::check_exact_digest(reader->archive);
+            } else {
+                lcg3::check_block_digest(reader->archive, static_cast<uint32_t>(i - 1));
+            }
+        });
+    });
+}
+
+int32_t cachegen_lcg3_decode(const struct cachegen_lcg3 * reader, uint64_t first_token, uint64_t n_tokens,
+                             const struct cachegen_lcg3_destination * destinations, uint64_t n_destinations,
+                             const struct cachegen_executor * executor) {
+    return guard([&] {
+        if (reader == nullptr || destinations == nullptr || n_destinations != reader->archive.head.n_planes) {
+            fail(CACHEGEN_ERR_ARGUMENT, "reader or destinations is NULL, or there is not one destination a plane");
+        }
+        lcg3::decode(reader->archive, first_token, n_tokens, destinations, executor);
+    });
+}

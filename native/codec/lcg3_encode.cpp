@@ -1,0 +1,541 @@
+// Encoding a page as LCG3: count a sample, choose models, then write block after block.
+#include "bit_pack.h"
+#include "bytes.h"
+#include "executor.h"
+#include "lcg3_archive.h"
+#include "lcg3_models.h"
+#include "lcg3_symbols.h"
+#include "native_tile.h"
+#include "rans_encode.h"
+#include "typed_store.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+namespace cachegen::lcg3 {
+
+namespace {
+
+using ull = unsigned long long;
+
+constexpr uint32_t chunk_tokens       = 32; // of the sample
+constexpr uint32_t n_lloyd_iterations = 12;
+constexpr uint64_t model_values       = 65536; // a model for less would cost more than it saves
+
+// The archive while it grows, to be handed to the caller. realloc() moves pages instead of copying them.
+class growing_buffer {
+  public:
+    growing_buffer()                                   = default;
+    growing_buffer(const growing_buffer &)             = delete;
+    growing_buffer & operator=(const growing_buffer &) = delete;
+    ~growing_buffer() { free(bytes_); }
+
+    uint8_t * data() { return bytes_; }
+    uint64_t  size() const { return size_; }
+
+    // n more bytes, zeroed
+    uint8_t * grow(uint64_t n) {
+        const uint64_t wanted = add_or_fail(size_, n, "the archive");
+        if (wanted > capacity_) {
+            const uint64_t capacity = std::max(wanted, capacity_ + capacity_ / 8 + 65536);
+            void *         bytes    = realloc(bytes_, capacity);
+            if (bytes == nullptr) {
+                throw std::bad_alloc();
+            }
+            bytes_    = static_cast<uint8_t *>(bytes);
+            capacity_ = capacity;
+        }
+        uint8_t * result = bytes_ + size_;
+        memset(result, 0, n);
+        size_ = wanted;
+        return result;
+    }
+
+    void append(const void * bytes, uint64_t n) {
+        if (n > 0) {
+            memcpy(grow(n), bytes, n);
+        }
+    }
+    void align(uint64_t alignment) { grow((alignment - size_ % alignment) % alignment); }
+
+    void * release() {
+        void * shrunk = realloc(bytes_, size_);
+        void * result = shrunk ? shrunk : bytes_;
+        bytes_        = nullptr;
+        return result;
+    }
+
+  private:
+    uint8_t * bytes_    = nullptr;
+    uint64_t  size_     = 0;
+    uint64_t  capacity_ = 0;
+};
+
+struct page_encoder {
+    std::vector<source_plane>                       planes;
+    cachegen_lcg3_options                           options;
+    const cachegen_executor *                       executor;
+    uint32_t                                        n_tokens;
+    uint32_t                                        n_blocks;
+    std::vector<std::unique_ptr<symbol_dictionary>> dictionaries;
+
+    struct set {
+        bool                         is_exact;
+        uint8_t                      type; // exact: of the planes
+        uint32_t                     n_symbols;
+        const symbol_dictionary *    dictionary;
+        std::vector<uint32_t>        planes;
+        std::vector<uint64_t>        first_channel; // of each plane, in model_of_channel
+        model_choice                 choice;
+        uint8_t                      class_of[max_symbols];
+        uint32_t                     n_classes;
+        std::vector<uint16_t>        frequencies;
+        std::unique_ptr<set_encoder> encoder;
+    };
+    std::vector<set> sets;
+
+    // stretches of tokens the models are made from
+    std::vector<std::pair<uint64_t, uint32_t>> sample() const {
+        const uint32_t n_coded  = n_tokens - options.n_exact_tokens;
+        const uint32_t wanted   = options.n_sample_tokens == 0 ? n_coded : std::min(n_coded, options.n_sample_tokens);
+        const uint32_t n_chunks = (wanted + chunk_tokens - 1) / chunk_tokens;
+        std::vector<std::pair<uint64_t, uint32_t>> chunks;
+        for (uint64_t i = 0; i < n_chunks; i++) {
+            const uint64_t begin = wanted == n_coded ? i * chunk_tokens : i * n_coded / n_chunks;
+            chunks.emplace_back(options.n_exact_tokens + begin,
+                                static_cast<uint32_t>(std::min<uint64_t>(chunk_tokens, n_coded - begin)));
+        }
+        return chunks;
+    }
+
+    void                 check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void                 make_dictionaries();
+    void                 assign_sets();
+    void                 train(set & one);
+    std::vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
+    void                 write(growing_buffer & out) const;
+};
+
+void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes) {
+    if (options.struct_size != sizeof(options)) {
+        fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_options of %u bytes, this library's has %zu", options.struct_size,
+             sizeof(options));
+    }
+    if (options.block_tokens < min_block_tokens || options.block_tokens > max_block_tokens ||
+        options.n_exact_tokens > max_exact_tokens || options.n_models < 1 || options.n_models > max_models ||
+        options.n_classes < 1 || options.n_classes > max_classes) {
+        fail(CACHEGEN_ERR_ARGUMENT,
+             "blocks of %u tokens, %u exact tokens, %u models, %u classes: outside of the limits", options.block_tokens,
+             options.n_exact_tokens, options.n_models, options.n_classes);
+    }
+    if (n_planes < 1 || n_planes > max_planes) {
+        fail(CACHEGEN_ERR_ARGUMENT, "%llu planes; 1 to %u are possible", (ull) n_planes, max_planes);
+    }
+    const uint64_t tokens = sources[0].n_tokens;
+    if (tokens < 1 || tokens > max_tokens) {
+        fail(CACHEGEN_ERR_ARGUMENT, "%llu tokens; 1 to %u are possible", (ull) tokens, max_tokens);
+    }
+    n_tokens               = static_cast<uint32_t>(tokens);
+    options.n_exact_tokens = std::min(options.n_exact_tokens, n_tokens);
+    const uint32_t n_coded = n_tokens - options.n_exact_tokens;
+    n_blocks               = n_coded / options.block_tokens + (n_coded % options.block_tokens != 0);
+
+    for (uint64_t p = 0; p < n_planes; p++) {
+        const auto & plane = described[p];
+        if (plane.struct_size != sizeof(plane)) {
+            fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_plane of %u bytes, this library's has %zu", plane.struct_size,
+                 sizeof(plane));
+        }
+        validate_rows(sources[p], "a source");
+        if (sources[p].n_tokens != tokens || sources[p].type != plane.type ||
+            sources[p].n_channels != plane.n_channels) {
+            fail(CACHEGEN_ERR_MISMATCH,
+                 "plane %llu is described as %llu tokens x %u channels of type %u; its source is another", (ull) p,
+                 (ull) tokens, plane.n_channels, plane.type);
+        }
+        if (plane.n_channels > max_channels || plane.kind < 1 || plane.kind > 3 || plane.mode > CACHEGEN_LCG3_EXACT ||
+            plane.is_unrotated > 1) {
+            fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: %u channels, kind %u, mode %u", (ull) p, plane.n_channels,
+                 plane.kind, plane.mode);
+        }
+        if (plane.n_rot != 0 && (plane.n_rot < 2 || plane.n_rot > max_rotation ||
+                                 (plane.n_rot & (plane.n_rot - 1)) != 0 || plane.n_channels % plane.n_rot != 0)) {
+            fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: a rotation of %u values in %u channels", (ull) p, plane.n_rot,
+                 plane.n_channels);
+        }
+        source_plane source{};
+        source.rows              = &sources[p];
+        source.record.layer      = plane.layer;
+        source.record.kind       = static_cast<uint8_t>(plane.kind);
+        source.record.mode       = static_cast<uint8_t>(plane.mode);
+        source.record.type       = static_cast<uint8_t>(plane.type);
+        source.record.n_channels = plane.n_channels;
+        source.record.n_rot      = static_cast<uint16_t>(plane.n_rot);
+        if (plane.mode == CACHEGEN_LCG3_LOSSY) {
+            if (plane.n_symbols < 3 || plane.n_symbols > 63 || plane.n_symbols % 2 == 0) {
+                fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: %u symbols; choose an odd number from 3 to 63", (ull) p,
+                     plane.n_symbols);
+            }
+            if (plane.scale_type != CACHEGEN_TYPE_F32 && plane.scale_type != CACHEGEN_TYPE_F16 &&
+                plane.scale_type != CACHEGEN_TYPE_BF16) {
+                fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: scales of type %u; choose F32, F16 or BF16", (ull) p,
+                     plane.scale_type);
+            }
+            source.n_symbols         = plane.n_symbols;
+            source.record.scale_type = static_cast<uint8_t>(plane.scale_type);
+            source.record.flags      = plane.is_unrotated && plane.n_rot != 0 ? plane_flag_unrotated : 0;
+        }
+        planes.push_back(source);
+    }
+}
+
+// exact planes: find the upper bits that occur; planes of a type with too many different ones are kept raw
+void page_encoder::make_dictionaries() {
+    for (const uint8_t type :
+         { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_Q4_0, CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_BF16 }) {
+        std::vector<uint32_t> members;
+        for (uint32_t p = 0; p < planes.size(); p++) {
+            if (planes[p].record.mode == CACHEGEN_LCG3_EXACT && planes[p].record.type == type) {
+                members.push_back(p);
+            }
+        }
+        if (members.empty()) {
+            continue;
+        }
+        uint64_t   counts[512] = {};
+        std::mutex mutex;
+        run_tasks(executor, members.size(), [&](uint64_t i) {
+            uint64_t own[512] = {};
+            count_upper_bits(planes[members[i]], options.n_exact_tokens, n_tokens - options.n_exact_tokens, own);
+            const std::lock_guard<std::mutex> lock(mutex);
+            for (uint32_t v = 0; v < 512; v++) {
+                counts[v] += own[v];
+            }
+        });
+        auto       dictionary = std::make_unique<symbol_dictionary>();
+        const bool has_one    = make_dictionary(counts, type, *dictionary);
+        for (const uint32_t p : members) {
+            if (!has_one) {
+                planes[p].record.mode = CACHEGEN_LCG3_RAW;
+                continue;
+            }
+            const uint32_t n_bits     = type == CACHEGEN_TYPE_F32    ? 32
+                                        : type == CACHEGEN_TYPE_Q8_0 ? 8
+                                        : type == CACHEGEN_TYPE_Q4_0 ? 4
+                                                                     : 16;
+            planes[p].record.raw_bits = static_cast<uint8_t>(n_bits - upper_bits_of(type));
+            planes[p].n_symbols       = dictionary->n_symbols;
+            planes[p].dictionary      = dictionary.get();
+        }
+        dictionaries.push_back(std::move(dictionary));
+    }
+}
+
+// planes with the same symbols share a set
+void page_encoder::assign_sets() {
+    for (uint32_t p = 0; p < planes.size(); p++) {
+        auto & plane = planes[p];
+        if (plane.record.mode == CACHEGEN_LCG3_RAW) {
+            continue;
+        }
+        size_t s = 0;
+        while (s < sets.size() && (sets[s].n_symbols != plane.n_symbols || sets[s].dictionary != plane.dictionary)) {
+            s++;
+        }
+        if (s == sets.size()) {
+            if (s == max_sets) {
+                fail(CACHEGEN_ERR_ARGUMENT, "more than %u different numbers of symbols in one page", max_sets);
+            }
+            sets.emplace_back();
+            sets[s].n_symbols  = plane.n_symbols;
+            sets[s].dictionary = plane.dictionary;
+        }
+        plane.record.set = static_cast<uint8_t>(s);
+        sets[s].first_channel.push_back(sets[s].planes.empty() ? 0
+                                                               : sets[s].first_channel.back() +
+                                                                     planes[sets[s].planes.back()].record.n_channels);
+        sets[s].planes.push_back(p);
+    }
+}
+
+void page_encoder::train(set & one) {
+    const uint64_t n_channels = one.first_channel.back() + planes[one.planes.back()].record.n_channels;
+    const uint32_t n_symbols  = one.n_symbols;
+    const auto     chunks     = sample();
+
+    channel_counts        counts(n_channels, n_symbols);
+    std::vector<uint64_t> totals(n_symbols);
+    std::mutex            mutex;
+    run_tasks(executor, one.planes.size(), [&](uint64_t i) {
+        const source_plane & plane = planes[one.planes[i]];
+        token_symbols        symbols;
+        for (const auto & [first_token, n] : chunks) {
+            make_symbols(plane, first_token, n, symbols);
+            for (uint32_t c = 0; c < plane.record.n_channels; c++) {
+                uint32_t *      of_symbols   = counts.symbols_of(one.first_channel[i] + c);
+                uint32_t *      of_distances = counts.distances_of(one.first_channel[i] + c);
+                const uint8_t * column       = &symbols.symbols[(size_t{ c } / n_lanes * n) * n_lanes + c % n_lanes];
+                of_symbols[column[0]]++;
+                for (uint32_t t = 1; t < n; t++) {
+                    const int32_t now    = column[size_t{ t } * n_lanes];
+                    const int32_t before = column[size_t{ t - 1 } * n_lanes];
+                    of_symbols[now]++;
+                    of_distances[std::abs(now - before)]++;
+                }
+            }
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (uint32_t c = 0; c < plane.record.n_channels; c++) {
+            const uint32_t * of_symbols = counts.symbols_of(one.first_channel[i] + c);
+            for (uint32_t s = 0; s < n_symbols; s++) {
+                totals[s] += of_symbols[s];
+            }
+        }
+    });
+    one.n_classes           = choose_classes(totals.data(), n_symbols, options.n_classes, one.class_of);
+    const uint64_t n_values = n_channels * (n_tokens - options.n_exact_tokens);
+    const auto     n_models = std::min<uint64_t>(options.n_models, std::max<uint64_t>(1, n_values / model_values));
+    one.choice              = choose_models(counts, static_cast<uint32_t>(n_models), n_lloyd_iterations);
+
+    const size_t          n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
+    std::vector<uint64_t> pairs(n_counts);
+    run_tasks(executor, one.planes.size(), [&](uint64_t i) {
+        const source_plane &  plane = planes[one.planes[i]];
+        token_symbols         symbols;
+        std::vector<uint64_t> own(n_counts);
+        for (const auto & [first_token, n] : chunks) {
+            make_symbols(plane, first_token, n, symbols);
+            for (uint32_t c = 0; c < plane.record.n_channels; c++) {
+                uint64_t * model =
+                    &own[size_t{ one.choice.model_of_channel[one.first_channel[i] + c] } * one.n_classes * n_symbols];
+                const uint8_t * column = &symbols.symbols[(size_t{ c } / n_lanes * n) * n_lanes + c % n_lanes];
+                for (uint32_t t = 1; t < n; t++) {
+                    const uint32_t context = one.class_of[column[size_t{ t - 1 } * n_lanes]];
+                    model[context * n_symbols + column[size_t{ t } * n_lanes]]++;
+                }
+            }
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (size_t k = 0; k < n_counts; k++) {
+            pairs[k] += own[k];
+        }
+    });
+    // a class that a model's channels never reached gets the model's overall distribution
+    one.frequencies.resize(n_counts);
+    for (uint32_t m = 0; m < one.choice.n_models; m++) {
+        std::vector<uint64_t> overall(n_symbols);
+        for (uint32_t k = 0; k < one.n_classes * n_symbols; k++) {
+            overall[k % n_symbols] += pairs[size_t{ m } * one.n_classes * n_symbols + k];
+        }
+        for (uint32_t k = 0; k < one.n_classes; k++) {
+            const size_t begin = (size_t{ m } * one.n_classes + k) * n_symbols;
+            const bool   is_empty =
+                std::all_of(&pairs[begin], &pairs[begin] + n_symbols, [](uint64_t count) { return count == 0; });
+            make_frequencies(is_empty ? overall.data() : &pairs[begin], n_symbols, &one.frequencies[begin]);
+        }
+    }
+    one.encoder = std::make_unique<set_encoder>(one.frequencies.data(), n_symbols, one.n_classes, one.choice.n_models,
+                                                one.class_of, one.class_of[n_symbols / 2]);
+}
+
+std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
+    const source_plane & plane       = planes[plane_index];
+    const uint64_t       first_token = options.n_exact_tokens + uint64_t{ block } * options.block_tokens;
+    const auto     n_rows     = static_cast<uint32_t>(std::min<uint64_t>(options.block_tokens, n_tokens - first_token));
+    const uint32_t n_channels = plane.record.n_channels;
+
+    std::vector<uint8_t> unit;
+    if (plane.record.mode == CACHEGEN_LCG3_RAW) {
+        const uint64_t row_bytes = native_bytes(plane.record.type, n_channels);
+        unit.resize((n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment);
+        fetch_native(*plane.rows, first_token, n_rows, 0, n_channels, unit.data(), row_bytes);
+        return unit;
+    }
+
+    token_symbols symbols;
+    make_symbols(plane, first_token, n_rows, symbols);
+
+    unit_record record{};
+    if (!symbols.scales.empty()) {
+        const auto [least, most] = std::minmax_element(symbols.scales.begin(), symbols.scales.end());
+        record.scale_base        = *least;
+        while (record.scale_bits < 32 && (*most - *least) >> record.scale_bits != 0) {
+            record.scale_bits++;
+        }
+    }
+    const uint32_t n_groups    = (n_channels + n_lanes - 1) / n_lanes;
+    const uint64_t scale_bytes = packed_bytes(symbols.scales.size(), record.scale_bits);
+    const uint64_t raw_bytes   = packed_bytes(symbols.raw.size(), plane.record.raw_bits);
+    const uint64_t words_begin =
+        sizeof(record) + 4 * size_t{ n_groups } + 4 * size_t{ n_channels } + scale_bytes + raw_bytes;
+    unit.resize(words_begin);
+    put_le(unit.data(), record);
+    uint8_t * n_words = unit.data() + sizeof(record);
+    uint8_t * states  = n_words + 4 * size_t{ n_groups };
+    uint8_t * scales  = states + 4 * size_t{ n_channels };
+    uint8_t * raw     = scales + scale_bytes;
+    for (size_t i = 0; i < symbols.scales.size(); i++) {
+        pack_bits(scales, i, record.scale_bits, symbols.scales[i] - record.scale_base);
+    }
+    for (size_t i = 0; i < symbols.raw.size(); i++) {
+        pack_bits(raw, i, plane.record.raw_bits, symbols.raw[i]);
+    }
+
+    const set &  one = sets[plane.record.set];
+    const size_t in_set =
+        static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), plane_index) - one.planes.begin());
+    const uint8_t *             models   = &one.choice.model_of_channel[one.first_channel[in_set]];
+    // a vector more than can be written: the encoder stores before it knows what it keeps
+    const size_t                n_buffer = size_t{ n_rows } * n_lanes + 8;
+    std::unique_ptr<uint16_t[]> buffer(new uint16_t[n_buffer]);
+    std::vector<uint8_t>        words;
+    std::vector<uint32_t>       state(n_lanes);
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t   n_active = std::min(n_lanes, n_channels - g * n_lanes);
+        uint16_t * const end      = buffer.get() + n_buffer;
+        const uint16_t * begin =
+            encode_group(*one.encoder, models + size_t{ g } * n_lanes, n_active,
+                         &symbols.symbols[size_t{ g } * n_rows * n_lanes], n_rows, end, state.data());
+        put_le<uint32_t>(n_words + 4 * size_t{ g }, static_cast<uint32_t>(end - begin));
+        memcpy(states + 4 * size_t{ g } * n_lanes, state.data(), 4 * size_t{ n_active });
+        const auto * bytes = reinterpret_cast<const uint8_t *>(begin);
+        words.insert(words.end(), bytes, bytes + 2 * (end - begin));
+    }
+    unit.insert(unit.end(), words.begin(), words.end());
+    unit.resize((unit.size() + unit_alignment - 1) / unit_alignment * unit_alignment);
+    if (unit.size() > UINT32_MAX) {
+        fail(CACHEGEN_ERR_LIMIT, "plane %u, block %u: %llu bytes in one unit; choose shorter blocks", plane_index,
+             block, (ull) unit.size());
+    }
+    return unit;
+}
+
+void page_encoder::write(growing_buffer & out) const {
+    header head{};
+    head.magic          = magic;
+    head.version        = version;
+    head.header_bytes   = sizeof(head);
+    head.n_tokens       = n_tokens;
+    head.n_exact_tokens = options.n_exact_tokens;
+    head.block_tokens   = options.block_tokens;
+    head.n_planes       = static_cast<uint32_t>(planes.size());
+    head.n_sets         = static_cast<uint32_t>(sets.size());
+    memcpy(head.profile, options.profile, sizeof(head.profile));
+    out.append(&head, sizeof(head));
+    for (const auto & plane : planes) {
+        out.append(&plane.record, sizeof(plane.record));
+    }
+    for (const auto & one : sets) {
+        const set_record record{ static_cast<uint8_t>(one.n_symbols),
+                                 static_cast<uint8_t>(one.n_classes),
+                                 one.class_of[one.n_symbols / 2],
+                                 0,
+                                 static_cast<uint16_t>(one.choice.n_models),
+                                 0 };
+        out.append(&record, sizeof(record));
+        for (uint32_t s = 0; s < one.n_symbols; s++) {
+            if (one.dictionary) {
+                out.append(&one.dictionary->values[s], sizeof(uint32_t));
+            } else {
+                const auto  centre = static_cast<float>(one.n_symbols / 2);
+                const float level  = (static_cast<float>(s) - centre) / centre;
+                out.append(&level, sizeof(level));
+            }
+        }
+        out.append(one.class_of, one.n_symbols);
+        for (const uint16_t frequency : one.frequencies) {
+            const auto byte = static_cast<uint8_t>(std::min<uint16_t>(frequency, 255));
+            out.append(&byte, 1);
+            if (byte == 255) {
+                out.append(&frequency, sizeof(frequency));
+            }
+        }
+        out.align(8);
+    }
+    for (uint32_t p = 0; p < planes.size(); p++) {
+        if (planes[p].record.mode != CACHEGEN_LCG3_RAW) {
+            const set &  one = sets[planes[p].record.set];
+            const size_t in_set =
+                static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), p) - one.planes.begin());
+            out.append(&one.choice.model_of_channel[one.first_channel[in_set]], planes[p].record.n_channels);
+        }
+    }
+    out.align(8);
+
+    const uint64_t n_units      = uint64_t{ n_blocks } * planes.size();
+    const uint64_t sizes_offset = out.size();
+    out.grow(4 * (n_units + n_units % 2));
+    const uint64_t digests_offset = out.size();
+    out.grow(8 * (uint64_t{ n_blocks } + 1));
+    const uint64_t metadata_end = out.size() + sizeof(uint64_t);
+    out.grow(sizeof(uint64_t));
+
+    out.align(payload_alignment);
+    const uint64_t exact_begin = out.size();
+    for (const auto & plane : planes) {
+        const uint64_t row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
+        fetch_native(*plane.rows, 0, options.n_exact_tokens, 0, plane.record.n_channels,
+                     out.grow(options.n_exact_tokens * row_bytes), row_bytes);
+    }
+    put_le<uint64_t>(out.data() + digests_offset, digest_of(out.data() + exact_begin, out.size() - exact_begin));
+    out.align(payload_alignment);
+
+    std::vector<std::vector<uint8_t>> units(planes.size());
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        run_tasks(executor, planes.size(),
+                  [&](uint64_t p) { units[p] = encode_unit(static_cast<uint32_t>(p), block); });
+        const uint64_t begin = out.size();
+        for (size_t p = 0; p < planes.size(); p++) {
+            out.append(units[p].data(), units[p].size());
+            put_le<uint32_t>(out.data() + sizes_offset + 4 * (block * planes.size() + p),
+                             static_cast<uint32_t>(units[p].size()));
+        }
+        put_le<uint64_t>(out.data() + digests_offset + 8 * (uint64_t{ block } + 1),
+                         digest_of(out.data() + begin, out.size() - begin));
+    }
+
+    head.archive_bytes  = out.size();
+    head.metadata_bytes = metadata_end;
+    put_le(out.data(), head);
+    put_le<uint64_t>(out.data() + metadata_end - sizeof(uint64_t),
+                     digest_of(out.data(), metadata_end - sizeof(uint64_t)));
+}
+
+} // namespace
+
+} // namespace cachegen::lcg3
+
+using namespace cachegen;
+
+int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
+                             uint64_t n_planes, const struct cachegen_lcg3_options * options,
+                             const struct cachegen_executor * executor, void ** archive, uint64_t * n_bytes) {
+    return guard([&] {
+        if (planes == nullptr || sources == nullptr || options == nullptr || archive == nullptr || n_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "planes, sources, options, archive or n_bytes is NULL");
+        }
+        *archive = nullptr;
+        *n_bytes = 0;
+        lcg3::page_encoder encoder{};
+        encoder.options  = *options;
+        encoder.executor = executor;
+        encoder.check(planes, sources, n_planes);
+        encoder.make_dictionaries();
+        encoder.assign_sets();
+        for (auto & one : encoder.sets) {
+            encoder.train(one);
+        }
+        lcg3::growing_buffer out;
+        encoder.write(out);
+        *n_bytes = out.size();
+        *archive = out.release();
+    });
+}
+
+void cachegen_free(void * bytes) {
+    free(bytes);
+}

@@ -1,0 +1,54 @@
+// Encoder's choice of shared models: which channels share one, and the frequencies of each.
+#pragma once
+
+#include "lcg3_format.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace cachegen::lcg3 {
+
+/*
+ * What is counted of one channel to find its model: how often each symbol occurs, and how often each distance between a
+ * token's symbol and the one before it. Both together tell channels apart nearly as well as their full order-1 counts,
+ * in a ninth of the memory.
+ */
+struct channel_counts {
+    explicit channel_counts(uint64_t n_channels, uint32_t n_symbols)
+        : n_channels(n_channels), n_symbols(n_symbols), counts(n_channels * 2 * n_symbols) {}
+
+    uint32_t * symbols_of(uint64_t channel) { return &counts[channel * 2 * n_symbols]; }
+    uint32_t * distances_of(uint64_t channel) { return &counts[channel * 2 * n_symbols + n_symbols]; }
+
+    uint64_t              n_channels;
+    uint32_t              n_symbols;
+    std::vector<uint32_t> counts;
+};
+
+/*
+ * Share n_models among the channels: Lloyd's algorithm with the coding cost as the distance.
+ * Returns the model of each channel; every number below the returned n_models is used.
+ */
+struct model_choice {
+    uint32_t             n_models;
+    std::vector<uint8_t> model_of_channel;
+};
+
+model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations);
+
+/*
+ * Classes of symbols for the context: neighbours in order, about equally frequent.
+ * counts    IN  n_symbols
+ * class_of  OUT n_symbols
+ * Returns the number of classes, at most n_classes.
+ */
+uint32_t choose_classes(const uint64_t * counts, uint32_t n_symbols, uint32_t n_classes, uint8_t * class_of);
+
+/*
+ * Frequencies of one distribution: they sum to 1,024 and none is zero. Fewer than 1,024 symbols.
+ * counts       IN  n_symbols; all zero gives a uniform distribution
+ * frequencies  OUT n_symbols
+ */
+void make_frequencies(const uint64_t * counts, uint32_t n_symbols, uint16_t * frequencies);
+
+} // namespace cachegen::lcg3

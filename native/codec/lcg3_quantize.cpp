@@ -1,0 +1,77 @@
+#include "lcg3_quantize.h"
+
+#include "half.h"
+#include "status.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace cachegen::lcg3 {
+
+float max_magnitude(const float * values, uint64_t n) {
+    // for numbers that are not negative the order of the bit patterns is that of the numbers, infinities and NaN last
+    int32_t largest = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    float result;
+    memcpy(&result, &largest, sizeof(result));
+    return result;
+}
+
+float make_scale(float maximum, uint8_t scale_type, uint32_t * bits) {
+    uint32_t pattern;
+    memcpy(&pattern, &maximum, sizeof(pattern));
+    float scale = maximum;
+    if (scale_type == CACHEGEN_TYPE_BF16) {
+        pattern = (pattern + 0xffff) >> 16;
+        *bits   = pattern;
+        pattern <<= 16;
+        memcpy(&scale, &pattern, sizeof(scale));
+    } else if (scale_type == CACHEGEN_TYPE_F16) {
+        uint16_t half = fp32_to_fp16(maximum);
+        if (fp16_to_fp32(half) < maximum) {
+            half++; // the next larger; the largest becomes infinity
+        }
+        *bits = half;
+        scale = fp16_to_fp32(half);
+    } else {
+        *bits = pattern;
+    }
+    if (!std::isfinite(scale)) {
+        fail(CACHEGEN_ERR_UNSUPPORTED, "a value of magnitude %g has no scale of type %u; choose F32 scales", maximum,
+             scale_type);
+    }
+    return scale;
+}
+
+void quantize_row(const float * values, uint64_t n, float scale, uint32_t n_symbols, uint8_t * symbols,
+                  uint64_t group_stride) {
+    const float centre = static_cast<float>(n_symbols / 2);
+    float       factor = centre / scale;
+    if (!(factor <= 3.4028235e38f)) {
+        factor = 0; // a row of zeros, or so small that c / scale is infinite: all symbols are the centre
+    }
+    // adding 1.5 x 2^23 rounds half to even in the last bits of the sum
+    constexpr float round_by = 12582912.0f;
+    const auto      quantize = [&](float x) {
+        const float sum = (x * factor + centre) + round_by;
+        uint32_t    bits;
+        memcpy(&bits, &sum, sizeof(bits));
+        return static_cast<uint8_t>(bits);
+    };
+    uint64_t i = 0;
+    for (; i + 32 <= n; i += 32, symbols += group_stride) {
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            symbols[lane] = quantize(values[i + lane]);
+        }
+    }
+    for (uint32_t lane = 0; i + lane < n; lane++) {
+        symbols[lane] = quantize(values[i + lane]);
+    }
+}
+
+} // namespace cachegen::lcg3

@@ -1,0 +1,35 @@
+# What libcachegen is made of. The decoder builds without the encoder. A file named *_avx2.cpp, *_avx512.cpp or *_neon.cpp
+# is compiled for that instruction set, on processors that have it; isa.cpp chooses at run time.
+
+set(CACHEGEN_DECODER_SOURCES
+    digest.cpp
+    executor.cpp
+    hadamard.cpp
+    isa.cpp
+    lcg3_archive.cpp
+    lcg3_decode.cpp
+    lcg3_dequantize.cpp
+    native_tile.cpp
+    rans_decode.cpp
+    rans_table.cpp
+    status.cpp
+    typed_store.cpp
+)
+
+set(CACHEGEN_DECODER_SOURCES_AVX2
+    lcg3_dequantize_avx2.cpp
+    rans_decode_avx2.cpp
+    typed_store_avx2.cpp
+)
+
+set(CACHEGEN_ENCODER_SOURCES
+    lcg3_encode.cpp
+    lcg3_models.cpp
+    lcg3_quantize.cpp
+    lcg3_symbols.cpp
+    rans_encode.cpp
+)
+
+set(CACHEGEN_ENCODER_SOURCES_AVX2
+    rans_encode_avx2.cpp
+)

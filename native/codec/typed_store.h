@@ -1,0 +1,50 @@
+// Values in and out of typed rows, anywhere in a cache: F32, F16, BF16, Q8_0, Q4_0, rows and transposed.
+#pragma once
+
+#include "cachegen.h"
+#include "half.h"
+
+#include <cstdint>
+
+namespace cachegen {
+
+// throws ERR_ARGUMENT or ERR_UNSUPPORTED unless every row that `rows` describes lies inside its bytes
+void validate_rows(const cachegen_rows & rows, const char * what);
+
+/*
+ * Store a tile. Blocks are packed as ggml_quantize_chunk packs them.
+ * destination               IN  validated; its data is OUT
+ * first_token, n_tokens     IN  tokens of the destination
+ * first_channel, n_channels IN  multiples of 32 for block types
+ * values                    IN  n_tokens rows of n_channels, value_stride floats apart
+ */
+void store_tile(const cachegen_rows & destination, uint64_t first_token, uint64_t n_tokens, uint64_t first_channel,
+                uint64_t n_channels, const float * values, uint64_t value_stride);
+
+// the reverse; values is OUT
+void load_tile(const cachegen_rows & source, uint64_t first_token, uint64_t n_tokens, uint64_t first_channel,
+               uint64_t n_channels, float * values, uint64_t value_stride);
+
+// One row's values in each type. n is a multiple of 32 for the block types.
+struct row_converters {
+    void (*to_fp16)(const float * values, uint64_t n, uint8_t * row);
+    void (*to_bf16)(const float * values, uint64_t n, uint8_t * row);
+    void (*to_q8_0)(const float * values, uint64_t n, uint8_t * row);
+    void (*to_q4_0)(const float * values, uint64_t n, uint8_t * row);
+    void (*from_fp16)(const uint8_t * row, uint64_t n, float * values);
+    void (*from_bf16)(const uint8_t * row, uint64_t n, float * values);
+    void (*from_q8_0)(const uint8_t * row, uint64_t n, float * values);
+    void (*from_q4_0)(const uint8_t * row, uint64_t n, float * values);
+    // a square of 8 tokens x 8 channels, transposed: channel c goes to out + c * out_stride, 8 elements each
+    void (*transpose_fp32)(const float * values, uint64_t value_stride, uint8_t * out, uint64_t out_stride);
+    void (*transpose_fp16)(const float * values, uint64_t value_stride, uint8_t * out, uint64_t out_stride);
+    void (*transpose_bf16)(const float * values, uint64_t value_stride, uint8_t * out, uint64_t out_stride);
+};
+
+extern const row_converters scalar_converters;
+extern const row_converters avx2_converters;
+
+// the ones for active_isa()
+const row_converters & converters();
+
+} // namespace cachegen
