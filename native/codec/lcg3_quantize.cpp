@@ -22,13 +22,16 @@ float max_magnitude(const float * values, uint64_t n) {
     return result;
 }
 
-float make_scale(float maximum, uint8_t scale_type, uint32_t * bits) {
+float make_scale(float maximum, uint8_t scale_type, uint8_t source_type, uint32_t * bits) {
     uint32_t pattern;
     memcpy(&pattern, &maximum, sizeof(pattern));
     float scale = maximum;
     if (scale_type == CACHEGEN_TYPE_BF16) {
         pattern = (pattern + 0xffff) >> 16;
-        *bits   = pattern;
+        if (source_type == CACHEGEN_TYPE_F16 && pattern > 0x477f) {
+            pattern = 0x477f; // 65,280; the next is above F16's largest number
+        }
+        *bits = pattern;
         pattern <<= 16;
         memcpy(&scale, &pattern, sizeof(scale));
     } else if (scale_type == CACHEGEN_TYPE_F16) {
@@ -58,7 +61,7 @@ void quantize_row(const float * values, uint64_t n, float scale, uint32_t n_symb
     // adding 1.5 x 2^23 rounds half to even in the last bits of the sum
     constexpr float round_by = 12582912.0f;
     const auto      quantize = [&](float x) {
-        const float sum = (x * factor + centre) + round_by;
+        const float sum = std::min(std::max(x * factor + centre, 0.0f), 2 * centre) + round_by;
         uint32_t    bits;
         memcpy(&bits, &sum, sizeof(bits));
         return static_cast<uint8_t>(bits);

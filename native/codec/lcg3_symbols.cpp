@@ -60,7 +60,7 @@ void make_lossy(const source_plane & plane, uint64_t first_token, uint32_t n_tok
                  "layer %d, kind %u, token %llu holds a NaN or an infinity; only exact and raw planes can keep it",
                  plane.record.layer, plane.record.kind, (unsigned long long) (first_token + t));
         }
-        const float scale = make_scale(maximum, plane.record.scale_type, &out.scales[t]);
+        const float scale = make_scale(maximum, plane.record.scale_type, plane.record.type, &out.scales[t]);
         quantize_row(values.data(), n_channels, scale, plane.n_symbols, &out.symbols[size_t{ t } * n_lanes],
                      group_stride);
     }

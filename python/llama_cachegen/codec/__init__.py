@@ -1,7 +1,7 @@
 """The codec: a page's values as a small checked archive, and back into typed rows.
 
-`encode` and `Archive` work on planes, `encode_page` and `decode_page` on pages. `profiles` says how finely each layer is
-quantised.
+`encode` and `Archive` work on planes, `encode_page` and `decode_page` on pages. `profiles` says how finely each layer
+is quantised.
 """
 
 from __future__ import annotations

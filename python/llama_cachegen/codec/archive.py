@@ -64,7 +64,8 @@ class Plane:
         data = self.data
         if data.ndim != 2 or data.strides[1] != data.itemsize or data.strides[0] < 0:
             raise ValueError(
-                f"data has shape {data.shape} and strides {data.strides}; two dimensions, the inner one contiguous, are needed"
+                f"data has shape {data.shape} and strides {data.strides}; two dimensions are needed, the inner one "
+                "contiguous"
             )
         if is_written and not data.flags.writeable:
             raise ValueError("data is read-only")
@@ -299,6 +300,8 @@ class Archive:
             n_tokens = self.info.n_tokens - first_token
         if first_token < 0 or n_tokens < 1:
             raise ValueError(f"{n_tokens} tokens from {first_token} on, of {self.info.n_tokens}")
+        if len(destinations) != self._n_planes:
+            raise ValueError(f"{len(destinations)} destinations for {self._n_planes} planes")
         wanted = ffi.new("struct cachegen_lcg3_destination[]", len(destinations))
         for plane, destination in zip(destinations, wanted, strict=True):
             if plane is not None:

@@ -1,0 +1,1 @@
+"""Slow and plain second implementations: what the native codec is compared with."""
