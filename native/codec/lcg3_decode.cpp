@@ -164,6 +164,23 @@ class span_decoder {
     decode_symbols_function   next_symbols_;
 };
 
+// the wanted ones of n_tokens tokens of one whole group, as F16 rows
+void store_fp16(const unit_task & task, uint64_t archive_token, uint64_t n_tokens, uint32_t group,
+                const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, look_up_fp16_function look_up) {
+    const uint64_t begin = std::max(archive_token, task.first_token);
+    const uint64_t end   = std::min(archive_token + n_tokens, task.first_token + task.n_tokens);
+    if (begin >= end) {
+        return;
+    }
+    const auto &   rows  = task.destination->rows;
+    const uint64_t skip  = begin - archive_token;
+    const uint64_t token = begin - task.first_token;
+    auto * const   data  = static_cast<uint8_t *>(rows.data) + size_t{ group } * n_lanes * 2;
+    look_up(symbols + skip * n_lanes, n_levels, tables + skip * row_table_bytes, end - begin,
+            rows.cells ? data : data + token * rows.stride_bytes, rows.stride_bytes,
+            rows.cells ? rows.cells + token : nullptr);
+}
+
 void decode_lossy(const unit_task & task, const unit_view & unit) {
     const plane_record & plane = task.record();
     const symbol_set &   set   = task.source->sets[plane.set];
@@ -191,6 +208,16 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
     std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * n_lanes]);
     const auto                 to_values = dequantize();
 
+    // F16 rows of whole groups need no detour over F32
+    const auto &         rows      = task.destination->rows;
+    const bool           is_direct = task.is_rotation_equal() && rows.type == CACHEGEN_TYPE_F16 && !rows.is_transposed;
+    std::vector<uint8_t> row_tables;
+    if (is_direct) {
+        row_tables.resize(unit.n_rows * row_table_bytes);
+        make_row_tables(levels, set.record.n_symbols, scales.data(), unit.n_rows, row_tables.data());
+    }
+    const auto look_up = look_up_fp16();
+
     const uint64_t block_token = task.source->block_first_token(task.block);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
         const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
@@ -198,6 +225,12 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
         span_decoder   span(task, unit, first_group, n_groups);
         for (uint32_t t = 0; t < unit.n_rows; t += tile_tokens) {
             const uint32_t n = std::min(tile_tokens, unit.n_rows - t);
+            if (is_direct && n_channels == n_lanes) {
+                span.next(0, n, symbols.get());
+                store_fp16(task, block_token + t, n, first_group, symbols.get(), set.record.n_symbols,
+                           &row_tables[t * row_table_bytes], look_up);
+                continue;
+            }
             for (uint32_t g = 0; g < n_groups; g++) {
                 span.next(g, n, symbols.get());
                 to_values(symbols.get(), levels, &scales[t], n, &values[g * n_lanes], rotation);

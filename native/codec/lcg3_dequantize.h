@@ -22,4 +22,32 @@ void dequantize_avx2(const uint8_t * symbols, const float * levels, const float 
 // the one for active_isa()
 dequantize_function dequantize();
 
+/*
+ * The same for F16 rows, without a detour over F32: a token has one scale, so its values are few. A row table holds
+ * them all, as 64 lower bytes and 64 upper bytes.
+ */
+constexpr uint64_t row_table_bytes = 128;
+
+// tables: OUT one of row_table_bytes for each scale, value i being level i x scale as F16; values are finite
+void make_row_tables(const float * levels, uint32_t n_levels, const float * scales, uint64_t n_tokens,
+                     uint8_t * tables);
+
+/*
+ * symbols       IN  [n_tokens][32], every one below n_levels
+ * tables        IN  of the tokens
+ * rows          OUT token t's 32 values go to rows + row_of(t) * stride_bytes, row_of(t) being cells[t], or t if cells
+ *                   is NULL
+ */
+using look_up_fp16_function = void (*)(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables,
+                                       uint64_t n_tokens, uint8_t * rows, uint64_t stride_bytes,
+                                       const uint32_t * cells);
+
+void look_up_fp16_scalar(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
+                         uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells);
+void look_up_fp16_avx2(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
+                       uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells);
+
+// the one for active_isa()
+look_up_fp16_function look_up_fp16();
+
 } // namespace cachegen::lcg3

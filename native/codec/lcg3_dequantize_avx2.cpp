@@ -8,24 +8,23 @@ namespace cachegen::lcg3 {
 
 namespace {
 
-// a table of 8 x n_tables levels, looked up by 8 symbols
+// levels of 8 symbols, from n_tables tables of 8 levels
 template <uint32_t n_tables> inline __m256 look_up(const __m256 * tables, __m256i symbols) {
-    __m256 level = _mm256_permutevar8x32_ps(tables[0], symbols);
-    if constexpr (n_tables >= 2) {
-        const __m256 upper = _mm256_permutevar8x32_ps(tables[1], symbols);
-        level              = _mm256_blendv_ps(level, upper, _mm256_castsi256_ps(_mm256_slli_epi32(symbols, 28)));
+    if constexpr (n_tables == 1) {
+        return _mm256_permutevar8x32_ps(tables[0], symbols);
+    } else {
+        // the bit that chooses between the halves goes to the sign
+        constexpr int shift = n_tables == 2 ? 28 : n_tables == 4 ? 27 : 26;
+        const __m256  low   = look_up<n_tables / 2>(tables, symbols);
+        const __m256  high  = look_up<n_tables / 2>(tables + n_tables / 2, symbols);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(symbols, shift)));
     }
-    if constexpr (n_tables >= 4) {
-        __m256 upper = _mm256_permutevar8x32_ps(tables[2], symbols);
-        upper        = _mm256_blendv_ps(upper, _mm256_permutevar8x32_ps(tables[3], symbols),
-                                        _mm256_castsi256_ps(_mm256_slli_epi32(symbols, 28)));
-        level        = _mm256_blendv_ps(level, upper, _mm256_castsi256_ps(_mm256_slli_epi32(symbols, 27)));
-    }
-    return level;
 }
 
-template <uint32_t n_tables> void run(const uint8_t * symbols, const float * levels, const float * scales,
-                                      uint64_t n_tokens, float * values, uint64_t value_stride) {
+// calls store(t, v, 8 values) for every token and quarter of the group
+template <uint32_t n_tables, typename Store> inline void run_tables(const uint8_t * symbols, const float * levels,
+                                                                    const float * scales, uint64_t n_tokens,
+                                                                    const Store & store) {
     __m256 tables[n_tables];
     for (uint32_t i = 0; i < n_tables; i++) {
         tables[i] = _mm256_loadu_ps(levels + 8 * i);
@@ -35,9 +34,24 @@ template <uint32_t n_tables> void run(const uint8_t * symbols, const float * lev
         for (uint32_t v = 0; v < 4; v++) {
             const __m256i symbol =
                 _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(symbols + t * 32 + 8 * v)));
-            _mm256_storeu_ps(values + t * value_stride + 8 * v,
-                             _mm256_mul_ps(look_up<n_tables>(tables, symbol), scale));
+            store(t, v, _mm256_mul_ps(look_up<n_tables>(tables, symbol), scale));
         }
+    }
+}
+
+template <typename Store> inline void run(const uint8_t * symbols, const float * levels, const float * scales,
+                                          uint64_t n_tokens, const Store & store) {
+    // levels above the last used one are zero, so the highest that is not tells how many tables there are
+    uint32_t n_levels = 64;
+    while (n_levels > 16 && levels[n_levels - 1] == 0) {
+        n_levels--;
+    }
+    if (n_levels <= 16) {
+        run_tables<2>(symbols, levels, scales, n_tokens, store);
+    } else if (n_levels <= 32) {
+        run_tables<4>(symbols, levels, scales, n_tokens, store);
+    } else {
+        run_tables<8>(symbols, levels, scales, n_tokens, store);
     }
 }
 
@@ -45,17 +59,55 @@ template <uint32_t n_tables> void run(const uint8_t * symbols, const float * lev
 
 void dequantize_avx2(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
                      float * values, uint64_t value_stride) {
-    // levels above the last used one are zero, so the highest that is not tells how many tables there are
-    uint32_t n_levels = 64;
-    while (n_levels > 16 && levels[n_levels - 1] == 0) {
-        n_levels--;
-    }
-    if (n_levels <= 16) {
-        run<2>(symbols, levels, scales, n_tokens, values, value_stride);
-    } else if (n_levels <= 32) {
-        run<4>(symbols, levels, scales, n_tokens, values, value_stride);
+    run(symbols, levels, scales, n_tokens,
+        [&](uint64_t t, uint32_t v, __m256 x) { _mm256_storeu_ps(values + t * value_stride + 8 * v, x); });
+}
+
+namespace {
+
+// 32 bytes out of a table of 16 * n_tables bytes, each half of a register holding the same 16
+template <uint32_t n_tables> inline __m256i look_up_bytes(const __m256i * tables, __m256i symbols) {
+    if constexpr (n_tables == 1) {
+        return _mm256_shuffle_epi8(tables[0], symbols);
     } else {
-        dequantize_scalar(symbols, levels, scales, n_tokens, values, value_stride);
+        // bit 4 or 5 of the symbol goes to bit 7 of its byte
+        const __m256i which = _mm256_slli_epi16(symbols, n_tables == 2 ? 3 : 2);
+        return _mm256_blendv_epi8(look_up_bytes<n_tables / 2>(tables, symbols),
+                                  look_up_bytes<n_tables / 2>(tables + n_tables / 2, symbols), which);
+    }
+}
+
+template <uint32_t n_tables> void look_up_rows(const uint8_t * symbols, const uint8_t * tables, uint64_t n_tokens,
+                                               uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells) {
+    for (uint64_t t = 0; t < n_tokens; t++, symbols += 32, tables += row_table_bytes) {
+        __m256i lower[n_tables];
+        __m256i upper[n_tables];
+        for (uint32_t i = 0; i < n_tables; i++) {
+            lower[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(tables + 16 * i)));
+            upper[i] =
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(tables + 64 + 16 * i)));
+        }
+        // lanes 0-7 and 16-23 into the lower half, so that interleaving keeps their order
+        const __m256i symbol = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(symbols)),
+                                                        _MM_SHUFFLE(3, 1, 2, 0));
+        const __m256i low    = look_up_bytes<n_tables>(lower, symbol);
+        const __m256i high   = look_up_bytes<n_tables>(upper, symbol);
+        auto * const  row    = reinterpret_cast<__m256i *>(rows + (cells ? cells[t] : t) * stride_bytes);
+        _mm256_storeu_si256(row, _mm256_unpacklo_epi8(low, high));
+        _mm256_storeu_si256(row + 1, _mm256_unpackhi_epi8(low, high));
+    }
+}
+
+} // namespace
+
+void look_up_fp16_avx2(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
+                       uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells) {
+    if (n_levels <= 16) {
+        look_up_rows<1>(symbols, tables, n_tokens, rows, stride_bytes, cells);
+    } else if (n_levels <= 32) {
+        look_up_rows<2>(symbols, tables, n_tokens, rows, stride_bytes, cells);
+    } else {
+        look_up_rows<4>(symbols, tables, n_tokens, rows, stride_bytes, cells);
     }
 }
 

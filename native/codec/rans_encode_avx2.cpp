@@ -37,6 +37,21 @@ inline __m256i bytes_to_lanes(const uint8_t * bytes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
 }
 
+// classes of 32 symbols, from tables of 16 classes each
+inline __m256i classes_of(const __m256i * tables, __m256i symbols, uint32_t log2_n_symbols) {
+    __m256i result = _mm256_shuffle_epi8(tables[0], symbols);
+    if (log2_n_symbols > 4) {
+        const __m256i bit_4 = _mm256_slli_epi16(symbols, 3); // into bit 7 of its byte
+        result              = _mm256_blendv_epi8(result, _mm256_shuffle_epi8(tables[1], symbols), bit_4);
+        if (log2_n_symbols > 5) {
+            const __m256i upper = _mm256_blendv_epi8(_mm256_shuffle_epi8(tables[2], symbols),
+                                                     _mm256_shuffle_epi8(tables[3], symbols), bit_4);
+            result              = _mm256_blendv_epi8(result, upper, _mm256_slli_epi16(symbols, 2));
+        }
+    }
+    return result;
+}
+
 } // namespace
 
 uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models, const uint8_t * symbols,
@@ -52,14 +67,22 @@ uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models
         model[v] =
             _mm256_mullo_epi32(bytes_to_lanes(models + 8 * v), _mm256_set1_epi32(static_cast<int>(encoder.n_classes)));
     }
+    __m256i classes[4];
+    for (int i = 0; i < 4; i++) {
+        classes[i] =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(encoder.class_of + 16 * i)));
+    }
     const __m256i mask_16  = _mm256_set1_epi32(0xffff);
     __m256i       not_zero = _mm256_set1_epi32(-1);
     uint16_t *    next     = end;
     for (uint32_t t = n_tokens; t-- > 0;) {
         const uint8_t *     row = symbols + size_t{ t } * n_lanes;
         alignas(32) uint8_t context[n_lanes];
-        for (uint32_t lane = 0; lane < n_lanes; lane++) {
-            context[lane] = t > 0 ? encoder.class_of[(row - n_lanes)[lane]] : encoder.initial_class;
+        if (t > 0) {
+            const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(row - n_lanes));
+            _mm256_store_si256(reinterpret_cast<__m256i *>(context), classes_of(classes, before, encoder.log2_stride));
+        } else {
+            memset(context, encoder.initial_class, sizeof(context));
         }
 #    pragma GCC unroll 4
         for (int v = 3; v >= 0; v--) {
