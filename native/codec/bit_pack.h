@@ -12,6 +12,12 @@ inline uint64_t packed_bytes(uint64_t n, uint32_t width) {
     return (n * width + 31) / 32 * 4;
 }
 
+// true if a bit after the last of n numbers is set in the last word
+inline bool has_spare_bits(const uint8_t * packed, uint64_t n, uint32_t width) {
+    const uint64_t n_bits = n * width;
+    return n_bits % 32 != 0 && get_le<uint32_t>(packed + n_bits / 32 * 4) >> n_bits % 32 != 0;
+}
+
 // number `index` of an array that is inside its bounds; width 0 to 32
 inline uint32_t unpack_bits(const uint8_t * packed, uint64_t index, uint32_t width) {
     if (width == 0) {

@@ -193,7 +193,7 @@ struct cachegen_lcg3_plane {
     uint32_t n_rot;         /* Hadamard rotation of the source, 0 for none */
     uint32_t is_unrotated;  /* lossy: 1: the values are coded as they were before the rotation */
     uint32_t n_symbols;     /* lossy: odd, 3 to 63; the encoder's levels are uniform from -1 to 1 */
-    uint32_t scale_type;    /* lossy: type of a scale: F32, F16 (not below 65,504 in magnitude: refused) or BF16 */
+    uint32_t scale_type;    /* lossy: type of a scale: F32, F16 (values above 65,504 in magnitude: refused) or BF16 */
     uint64_t payload_bytes; /* OUT by describe: bytes of all its units */
     uint64_t symbol_bytes;  /* OUT by describe: of them, words of the entropy coder */
 };
@@ -283,6 +283,117 @@ CACHEGEN_API int32_t cachegen_lcg3_verify(const struct cachegen_lcg3 *     reade
 CACHEGEN_API int32_t cachegen_lcg3_decode(const struct cachegen_lcg3 * reader, uint64_t first_token, uint64_t n_tokens,
                                           const struct cachegen_lcg3_destination * destinations,
                                           uint64_t n_destinations, const struct cachegen_executor * executor);
+
+/* ---- LCG1, LCG2 and CKG1, formats of another project: see docs/formats/lcg1.md, lcg2.md, ckg1.md ---- */
+
+/* What the header of a tile says. */
+struct cachegen_tile_info {
+    uint32_t struct_size;  /* IN  sizeof(struct cachegen_tile_info) */
+    uint32_t version;      /* OUT 1 LCG1, 2 LCG2 */
+    uint32_t n_bins;       /* OUT 16 or 32 */
+    uint32_t n_tokens;     /* OUT 1 to 256 */
+    uint32_t n_channels;   /* OUT */
+    uint32_t stream_bytes; /* OUT bytes of its symbols */
+};
+
+/*
+ * Check the header of a tile against its size.
+ * bytes  IN  exactly one tile
+ * info   IN/OUT
+ */
+CACHEGEN_API int32_t cachegen_tile_describe(const void * bytes, uint64_t n_bytes, struct cachegen_tile_info * info);
+
+/*
+ * Decode a tile. Every value is an F16 number first, then stored as the destination's type.
+ * bytes        IN  exactly one tile
+ * destination  IN  as many channels as the tile; its data is OUT
+ * first_token  IN  token of the destination that the tile's first one becomes
+ */
+CACHEGEN_API int32_t cachegen_tile_decode(const void * bytes, uint64_t n_bytes,
+                                          const struct cachegen_rows * destination, uint64_t first_token);
+
+/*
+ * Encode a tile: n_tokens tokens of the source, 256 at most.
+ * n_bins   IN  16 or 32
+ * version  IN  1 LCG1, 2 LCG2
+ * tile     OUT the tile, owned by the caller, to be freed with cachegen_free
+ * n_bytes  OUT its size
+ */
+CACHEGEN_API int32_t cachegen_tile_encode(const struct cachegen_rows * source, uint64_t first_token, uint32_t n_tokens,
+                                          uint32_t n_bins, uint32_t version, void ** tile, uint64_t * n_bytes);
+
+/* How the values of a record lie in the page. */
+enum cachegen_ckg1_kind {
+    CACHEGEN_CKG1_F16_ROWS       = 0,
+    CACHEGEN_CKG1_EXACT          = 1, /* bytes as they are */
+    CACHEGEN_CKG1_F16_TRANSPOSED = 2,
+    CACHEGEN_CKG1_F32_ROWS       = 3,
+    CACHEGEN_CKG1_F32_TRANSPOSED = 4,
+    CACHEGEN_CKG1_Q8_0_ROWS      = 5,
+    CACHEGEN_CKG1_Q4_0_ROWS      = 6
+};
+
+/* A record of an archive, as a reader finds it. */
+struct cachegen_ckg1_record {
+    uint32_t kind;         /* enum cachegen_ckg1_kind */
+    uint32_t tile_version; /* 1 LCG1, 2 LCG2; 0 for exact bytes, as the next two */
+    uint32_t n_bins;
+    uint32_t n_channels;
+    uint64_t output_offset; /* in the page: of its first byte, or of the whole slab if it is transposed */
+    uint64_t decoded_bytes; /* what it decodes to */
+    uint64_t n_tokens;
+    uint64_t token_start;    /* transposed: its first token in the slab */
+    uint64_t total_tokens;   /* transposed: tokens of the slab */
+    uint64_t payload_offset; /* in the archive: the tile, or the exact bytes */
+    uint64_t payload_bytes;
+};
+
+/* A validated archive. */
+struct cachegen_ckg1;
+
+/*
+ * Validate all headers and that the records cover the page exactly.
+ * archive  IN  exactly one archive; must stay as it is until cachegen_ckg1_close
+ * reader   OUT owned by the caller
+ */
+CACHEGEN_API int32_t cachegen_ckg1_open(const void * archive, uint64_t n_bytes, struct cachegen_ckg1 ** reader);
+
+/* reader  IN  NULL does nothing */
+CACHEGEN_API void cachegen_ckg1_close(struct cachegen_ckg1 * reader);
+
+/*
+ * page_bytes  OUT size of the decoded page
+ * n_records   OUT
+ * records     OUT capacity records in the archive's order, or NULL
+ */
+CACHEGEN_API int32_t cachegen_ckg1_describe(const struct cachegen_ckg1 * reader, uint64_t * page_bytes,
+                                            uint64_t * n_records, struct cachegen_ckg1_record * records,
+                                            uint64_t capacity);
+
+/*
+ * Decode the whole page. To decode single tiles elsewhere, use cachegen_tile_decode on a record's payload.
+ * page     OUT n_bytes, the size of the page
+ */
+CACHEGEN_API int32_t cachegen_ckg1_decode(const struct cachegen_ckg1 * reader, void * page, uint64_t n_bytes,
+                                          const struct cachegen_executor * executor);
+
+/* What an encoder lays into a page. */
+struct cachegen_ckg1_part {
+    uint32_t             kind;      /* IN enum cachegen_ckg1_kind */
+    uint32_t             n_bins;    /* IN 16 or 32; not used for exact bytes */
+    uint32_t             reserved0; /* IN 0 */
+    struct cachegen_rows rows;      /* IN of the kind's type and layout; exact: data and n_bytes */
+};
+
+/*
+ * Encode a page that holds the parts one after another, in tiles of up to 256 tokens.
+ * version  IN  of the tiles: 1 LCG1, 2 LCG2
+ * archive  OUT the archive, owned by the caller, to be freed with cachegen_free
+ * n_bytes  OUT its size
+ */
+CACHEGEN_API int32_t cachegen_ckg1_encode(const struct cachegen_ckg1_part * parts, uint64_t n_parts, uint32_t version,
+                                          const struct cachegen_executor * executor, void ** archive,
+                                          uint64_t * n_bytes);
 
 /* cdef: end */
 

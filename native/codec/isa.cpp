@@ -20,7 +20,8 @@ bool is_supported(isa wanted) {
 #ifdef CACHEGEN_AVX512
         case isa::avx512:
             return is_supported(isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512vbmi");
 #endif
 #ifdef CACHEGEN_NEON
         case isa::neon: return true; // part of every aarch64

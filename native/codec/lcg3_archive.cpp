@@ -87,7 +87,7 @@ header parse_header(const void * bytes, uint64_t n_bytes) {
     if (head.n_exact_tokens > head.n_tokens) {
         fail(CACHEGEN_ERR_GEOMETRY, "%u exact tokens of %u", head.n_exact_tokens, head.n_tokens);
     }
-    // before anything is believed
+    // before sizes are believed
     const uint64_t digest_offset = head.metadata_bytes - sizeof(uint64_t);
     const auto *   begin         = static_cast<const uint8_t *>(bytes);
     if (digest_of(bytes, digest_offset) != get_le<uint64_t>(begin + digest_offset)) {
@@ -379,9 +379,16 @@ unit_view parse_unit(const archive & source, uint32_t block, uint32_t plane_inde
                  c);
         }
     }
-    unit.packed_scales =
-        input.take(packed_bytes(uint64_t{ unit.n_rows } * unit.n_scales_a_row, unit.scale_bits), "scales");
-    unit.packed_raw = input.take(packed_bytes(uint64_t{ unit.n_rows } * plane.n_channels, plane.raw_bits), "raw bits");
+    const auto take_packed = [&](uint64_t n, uint32_t width, const char * what) {
+        const uint8_t * packed = input.take(packed_bytes(n, width), what);
+        if (has_spare_bits(packed, n, width)) {
+            fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: spare bits after the %s are not 0", block, plane_index,
+                 what);
+        }
+        return packed;
+    };
+    unit.packed_scales = take_packed(uint64_t{ unit.n_rows } * unit.n_scales_a_row, unit.scale_bits, "scales");
+    unit.packed_raw    = take_packed(uint64_t{ unit.n_rows } * plane.n_channels, plane.raw_bits, "raw bits");
     unit.group_words.resize(uint64_t{ unit.n_groups } + 1);
     for (uint32_t g = 0; g < unit.n_groups; g++) {
         unit.group_words[g] = input.take(2 * uint64_t{ get_le<uint32_t>(n_words + 4 * size_t{ g }) }, "words");

@@ -21,6 +21,9 @@ using ull = unsigned long long;
 // floats of a tile: small enough to stay in the first-level cache between decoding and storing
 constexpr uint32_t tile_values = 4096;
 
+// groups decoded side by side: see decode_symbols_function
+constexpr uint32_t min_groups_a_span = 2;
+
 float scale_from_bits(uint32_t bits, uint8_t type) {
     float value;
     if (type == CACHEGEN_TYPE_F16) {
@@ -109,7 +112,7 @@ void store_native(const unit_task & task, uint64_t archive_token, uint64_t n_tok
 class span_decoder {
   public:
     span_decoder(const unit_task & task, const unit_view & unit, uint32_t first_group, uint32_t n_groups)
-        : task_(task), unit_(unit), first_group_(first_group), streams_(n_groups), next_symbols_(decode_symbols()) {
+        : task_(task), first_group_(first_group), streams_(n_groups), next_symbols_(decode_symbols()) {
         const plane_record & plane        = task.record();
         const symbol_set &   set          = task.source->sets[plane.set];
         const uint8_t *      models       = task.source->models[task.plane];
@@ -131,34 +134,33 @@ class span_decoder {
         }
     }
 
-    // symbols: OUT [n_tokens][32] of group g
-    void next(uint32_t g, uint32_t n_tokens, uint8_t * symbols) {
-        if (!next_symbols_(streams_[g], n_tokens, symbols)) {
-            fail_stream(g, "the words end too early");
+    // symbols: OUT [n_groups][n_tokens][32]
+    void next(uint32_t n_tokens, uint8_t * symbols) {
+        if (!next_symbols_(streams_.data(), static_cast<uint32_t>(streams_.size()), n_tokens, symbols)) {
+            fail_stream("the words end too early");
         }
     }
 
     void finish() const {
-        for (uint32_t g = 0; g < streams_.size(); g++) {
-            if (streams_[g].next_word != streams_[g].end_of_words) {
-                fail_stream(g, "words are left over");
+        for (const group_stream & stream : streams_) {
+            if (stream.next_word != stream.end_of_words) {
+                fail_stream("words are left over");
             }
-            for (const uint32_t state : streams_[g].state) {
+            for (const uint32_t state : stream.state) {
                 if (state != state_low) {
-                    fail_stream(g, "a final state is not 65,536");
+                    fail_stream("a final state is not 65,536");
                 }
             }
         }
     }
 
   private:
-    [[noreturn]] void fail_stream(uint32_t g, const char * what) const {
-        fail(CACHEGEN_ERR_STREAM, "block %u, plane %u, channels from %u: %s; no encoder wrote this", task_.block,
-             task_.plane, (first_group_ + g) * n_lanes, what);
+    [[noreturn]] void fail_stream(const char * what) const {
+        fail(CACHEGEN_ERR_STREAM, "block %u, plane %u, %zu channels from %u on: %s; no encoder wrote this", task_.block,
+             task_.plane, streams_.size() * n_lanes, first_group_ * n_lanes, what);
     }
 
     const unit_task &         task_;
-    const unit_view &         unit_;
     uint32_t                  first_group_;
     std::vector<group_stream> streams_;
     decode_symbols_function   next_symbols_;
@@ -166,7 +168,7 @@ class span_decoder {
 
 // the wanted ones of n_tokens tokens of one whole group, as F16 rows
 void store_fp16(const unit_task & task, uint64_t archive_token, uint64_t n_tokens, uint32_t group,
-                const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, look_up_fp16_function look_up) {
+                const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, const fp16_look_up & fp16) {
     const uint64_t begin = std::max(archive_token, task.first_token);
     const uint64_t end   = std::min(archive_token + n_tokens, task.first_token + task.n_tokens);
     if (begin >= end) {
@@ -176,9 +178,9 @@ void store_fp16(const unit_task & task, uint64_t archive_token, uint64_t n_token
     const uint64_t skip  = begin - archive_token;
     const uint64_t token = begin - task.first_token;
     auto * const   data  = static_cast<uint8_t *>(rows.data) + size_t{ group } * n_lanes * 2;
-    look_up(symbols + skip * n_lanes, n_levels, tables + skip * row_table_bytes, end - begin,
-            rows.cells ? data : data + token * rows.stride_bytes, rows.stride_bytes,
-            rows.cells ? rows.cells + token : nullptr);
+    fp16.look_up(symbols + skip * n_lanes, n_levels, tables + skip * row_table_bytes, end - begin,
+                 rows.cells ? data : data + token * rows.stride_bytes, rows.stride_bytes,
+                 rows.cells ? rows.cells + token : nullptr);
 }
 
 void decode_lossy(const unit_task & task, const unit_view & unit) {
@@ -199,43 +201,47 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
         scales[t] = scale_from_bits(static_cast<uint32_t>(bits), plane.scale_type);
     }
 
-    // as many groups together as a rotation spans
-    const uint32_t rotation =
-        task.is_rotation_equal() ? n_lanes : std::max({ n_lanes, task.coded_rotation(), task.destination->n_rot });
-    const uint32_t             groups_a_span = rotation / n_lanes;
-    const uint32_t             tile_tokens   = std::max(1u, tile_values / rotation);
-    std::unique_ptr<float[]>   values(new float[size_t{ tile_tokens } * rotation]);
-    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * n_lanes]);
+    // groups are decoded side by side, as many as a rotation spans and at least two
+    const uint32_t rotation = task.is_rotation_equal() ? 0 : std::max(task.coded_rotation(), task.destination->n_rot);
+    const uint32_t groups_a_span = std::max(min_groups_a_span, rotation / n_lanes);
+    const uint32_t span_channels = groups_a_span * n_lanes;
+    const uint32_t tile_tokens   = std::max(1u, tile_values / span_channels);
+    std::unique_ptr<float[]>   values(new float[size_t{ tile_tokens } * span_channels]);
+    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
     const auto                 to_values = dequantize();
 
     // F16 rows of whole groups need no detour over F32
     const auto &         rows      = task.destination->rows;
     const bool           is_direct = task.is_rotation_equal() && rows.type == CACHEGEN_TYPE_F16 && !rows.is_transposed;
+    const fp16_look_up & fp16      = fp16_rows();
     std::vector<uint8_t> row_tables;
     if (is_direct) {
         row_tables.resize(unit.n_rows * row_table_bytes);
-        make_row_tables(levels, set.record.n_symbols, scales.data(), unit.n_rows, row_tables.data());
+        fp16.make_tables(levels, set.record.n_symbols, scales.data(), unit.n_rows, row_tables.data());
     }
-    const auto look_up = look_up_fp16();
-
     const uint64_t block_token = task.source->block_first_token(task.block);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
         const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
         const uint32_t n_channels = std::min(n_groups * n_lanes, plane.n_channels - first_group * n_lanes);
+        const uint32_t n_direct   = is_direct ? n_channels / n_lanes : 0;
         span_decoder   span(task, unit, first_group, n_groups);
         for (uint32_t t = 0; t < unit.n_rows; t += tile_tokens) {
             const uint32_t n = std::min(tile_tokens, unit.n_rows - t);
-            if (is_direct && n_channels == n_lanes) {
-                span.next(0, n, symbols.get());
-                store_fp16(task, block_token + t, n, first_group, symbols.get(), set.record.n_symbols,
-                           &row_tables[t * row_table_bytes], look_up);
-                continue;
-            }
+            span.next(n, symbols.get());
             for (uint32_t g = 0; g < n_groups; g++) {
-                span.next(g, n, symbols.get());
-                to_values(symbols.get(), levels, &scales[t], n, &values[g * n_lanes], rotation);
+                const uint8_t * of_group = &symbols[size_t{ g } * n * n_lanes];
+                if (g < n_direct) {
+                    store_fp16(task, block_token + t, n, first_group + g, of_group, set.record.n_symbols,
+                               &row_tables[t * row_table_bytes], fp16);
+                } else {
+                    to_values(of_group, levels, &scales[t], n, &values[g * n_lanes], span_channels);
+                }
             }
-            store_values(task, block_token + t, n, first_group * n_lanes, n_channels, values.get(), rotation);
+            const uint32_t done = n_direct * n_lanes;
+            if (done < n_channels) {
+                store_values(task, block_token + t, n, first_group * n_lanes + done, n_channels - done, &values[done],
+                             span_channels);
+            }
         }
         span.finish();
     }
@@ -284,13 +290,13 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
     const symbol_set &   set   = task.source->sets[plane.set];
 
     const bool     has_conversion = plane.type != task.destination->rows.type || plane.n_rot != task.destination->n_rot;
-    const uint32_t span_channels =
-        has_conversion ? std::max({ n_lanes, uint32_t{ plane.n_rot }, task.destination->n_rot }) : n_lanes;
-    const uint32_t             groups_a_span = span_channels / n_lanes;
-    const uint32_t             tile_tokens   = std::max(1u, tile_values / span_channels);
-    const uint64_t             row_stride    = native_bytes(plane.type, span_channels);
+    const uint32_t rotation       = has_conversion ? std::max<uint32_t>(plane.n_rot, task.destination->n_rot) : 0;
+    const uint32_t groups_a_span  = std::max(min_groups_a_span, rotation / n_lanes);
+    const uint32_t span_channels  = groups_a_span * n_lanes;
+    const uint32_t tile_tokens    = std::max(1u, tile_values / span_channels);
+    const uint64_t row_stride     = native_bytes(plane.type, span_channels);
     std::unique_ptr<uint8_t[]> native(new uint8_t[tile_tokens * row_stride]);
-    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * n_lanes]);
+    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
 
     const uint64_t block_token = task.source->block_first_token(task.block);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
@@ -299,12 +305,12 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
         span_decoder   span(task, unit, first_group, n_groups);
         for (uint32_t t = 0; t < unit.n_rows; t += tile_tokens) {
             const uint32_t n = std::min(tile_tokens, unit.n_rows - t);
+            span.next(n, symbols.get());
             for (uint32_t g = 0; g < n_groups; g++) {
-                span.next(g, n, symbols.get());
                 const uint32_t first = (first_group + g) * n_lanes;
                 for (uint32_t i = 0; i < n; i++) {
                     join_bits(plane, set, unit, t + i, first, std::min(n_lanes, plane.n_channels - first),
-                              &symbols[size_t{ i } * n_lanes],
+                              &symbols[(size_t{ g } * n + i) * n_lanes],
                               &native[i * row_stride + native_bytes(plane.type, size_t{ g } * n_lanes)]);
                 }
             }

@@ -1,7 +1,8 @@
 #include "lcg3_dequantize.h"
 
+#include "bytes.h"
+#include "half.h"
 #include "isa.h"
-#include "typed_store.h"
 
 namespace cachegen::lcg3 {
 
@@ -15,49 +16,54 @@ void dequantize_scalar(const uint8_t * symbols, const float * levels, const floa
 }
 
 dequantize_function dequantize() {
+    switch (active_isa()) {
 #ifdef CACHEGEN_AVX2
-    if (active_isa() == isa::avx2 || active_isa() == isa::avx512) {
-        return dequantize_avx2;
-    }
+        case isa::avx2: return dequantize_avx2;
 #endif
-    return dequantize_scalar;
+#ifdef CACHEGEN_AVX512
+        case isa::avx512: return dequantize_avx512;
+#endif
+        default: return dequantize_scalar;
+    }
 }
 
-void make_row_tables(const float * levels, uint32_t n_levels, const float * scales, uint64_t n_tokens,
-                     uint8_t * tables) {
-    const auto to_fp16 = converters().to_fp16;
-    float      values[64];
-    uint8_t    halves[128];
+static void make_tables(const float * levels, uint32_t n_levels, const float * scales, uint64_t n_tokens,
+                        uint8_t * tables) {
     for (uint64_t t = 0; t < n_tokens; t++, tables += row_table_bytes) {
         for (uint32_t i = 0; i < n_levels; i++) {
-            values[i] = levels[i] * scales[t];
-        }
-        to_fp16(values, n_levels, halves);
-        for (uint32_t i = 0; i < n_levels; i++) {
-            tables[i]      = halves[2 * i];
-            tables[64 + i] = halves[2 * i + 1];
+            put_le<uint16_t>(tables + 2 * size_t{ i }, fp32_to_fp16(levels[i] * scales[t]));
         }
     }
 }
 
-void look_up_fp16_scalar(const uint8_t * symbols, uint32_t, const uint8_t * tables, uint64_t n_tokens, uint8_t * rows,
-                         uint64_t stride_bytes, const uint32_t * cells) {
+static void look_up(const uint8_t * symbols, uint32_t, const uint8_t * tables, uint64_t n_tokens, uint8_t * rows,
+                    uint64_t stride_bytes, const uint32_t * cells) {
     for (uint64_t t = 0; t < n_tokens; t++, symbols += 32, tables += row_table_bytes) {
         uint8_t * const row = rows + (cells ? cells[t] : t) * stride_bytes;
         for (uint32_t lane = 0; lane < 32; lane++) {
-            row[2 * lane]     = tables[symbols[lane]];
-            row[2 * lane + 1] = tables[64 + symbols[lane]];
+            memcpy(row + 2 * size_t{ lane }, tables + 2 * size_t{ symbols[lane] }, 2);
         }
     }
 }
 
-look_up_fp16_function look_up_fp16() {
-#ifdef CACHEGEN_AVX2
-    if (active_isa() == isa::avx2 || active_isa() == isa::avx512) {
-        return look_up_fp16_avx2;
+static void look_up_row(const uint8_t * symbols, uint64_t n, uint32_t, const uint8_t * table, uint8_t * row) {
+    for (uint64_t i = 0; i < n; i++) {
+        memcpy(row + 2 * i, table + 2 * size_t{ symbols[i] }, 2);
     }
+}
+
+const fp16_look_up scalar_fp16_look_up = { make_tables, look_up, look_up_row };
+
+const fp16_look_up & fp16_rows() {
+    switch (active_isa()) {
+#ifdef CACHEGEN_AVX2
+        case isa::avx2: return avx2_fp16_look_up;
 #endif
-    return look_up_fp16_scalar;
+#ifdef CACHEGEN_AVX512
+        case isa::avx512: return avx512_fp16_look_up;
+#endif
+        default: return scalar_fp16_look_up;
+    }
 }
 
 } // namespace cachegen::lcg3

@@ -18,36 +18,48 @@ void dequantize_scalar(const uint8_t * symbols, const float * levels, const floa
                        float * values, uint64_t value_stride);
 void dequantize_avx2(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
                      float * values, uint64_t value_stride);
+void dequantize_avx512(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
+                       float * values, uint64_t value_stride);
 
 // the one for active_isa()
 dequantize_function dequantize();
 
 /*
  * The same for F16 rows, without a detour over F32: a token has one scale, so its values are few. A row table holds
- * them all, as 64 lower bytes and 64 upper bytes.
+ * them all, in an order that the instruction set likes.
  */
 constexpr uint64_t row_table_bytes = 128;
 
-// tables: OUT one of row_table_bytes for each scale, value i being level i x scale as F16; values are finite
-void make_row_tables(const float * levels, uint32_t n_levels, const float * scales, uint64_t n_tokens,
-                     uint8_t * tables);
+struct fp16_look_up {
+    /*
+     * levels  IN  64, zeros from n_levels on
+     * scales  IN  n_tokens
+     * tables  OUT n_tokens x row_table_bytes
+     */
+    void (*make_tables)(const float * levels, uint32_t n_levels, const float * scales, uint64_t n_tokens,
+                        uint8_t * tables);
+    /*
+     * symbols  IN  [n_tokens][32], every one below n_levels
+     * tables   IN  of the tokens
+     * rows     OUT token t's 32 values go to rows + row_of(t) * stride_bytes, row_of(t) being cells[t], or t if cells
+     *              is NULL
+     */
+    void (*look_up)(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
+                    uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells);
+    /*
+     * One token, any number of channels.
+     * symbols  IN  n, every one below n_levels
+     * table    IN  of the token
+     * row      OUT n values
+     */
+    void (*look_up_row)(const uint8_t * symbols, uint64_t n, uint32_t n_levels, const uint8_t * table, uint8_t * row);
+};
 
-/*
- * symbols       IN  [n_tokens][32], every one below n_levels
- * tables        IN  of the tokens
- * rows          OUT token t's 32 values go to rows + row_of(t) * stride_bytes, row_of(t) being cells[t], or t if cells
- *                   is NULL
- */
-using look_up_fp16_function = void (*)(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables,
-                                       uint64_t n_tokens, uint8_t * rows, uint64_t stride_bytes,
-                                       const uint32_t * cells);
-
-void look_up_fp16_scalar(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
-                         uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells);
-void look_up_fp16_avx2(const uint8_t * symbols, uint32_t n_levels, const uint8_t * tables, uint64_t n_tokens,
-                       uint8_t * rows, uint64_t stride_bytes, const uint32_t * cells);
+extern const fp16_look_up scalar_fp16_look_up;
+extern const fp16_look_up avx2_fp16_look_up;
+extern const fp16_look_up avx512_fp16_look_up;
 
 // the one for active_isa()
-look_up_fp16_function look_up_fp16();
+const fp16_look_up & fp16_rows();
 
 } // namespace cachegen::lcg3

@@ -24,6 +24,7 @@ using ull = unsigned long long;
 
 constexpr uint32_t chunk_tokens       = 32; // of the sample
 constexpr uint32_t n_lloyd_iterations = 12;
+constexpr uint32_t groups_a_step      = 2;     // encoded side by side
 constexpr uint64_t model_values       = 65536; // a model for less would cost more than it saves
 
 // The archive while it grows, to be handed to the caller. realloc() moves pages instead of copying them.
@@ -134,6 +135,13 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
     }
     if (n_planes < 1 || n_planes > max_planes) {
         fail(CACHEGEN_ERR_ARGUMENT, "%llu planes; 1 to %u are possible", (ull) n_planes, max_planes);
+    }
+    bool has_ended = false;
+    for (const char c : options.profile) {
+        has_ended |= c == 0;
+        if (has_ended ? c != 0 : c <= ' ' || c > '~') {
+            fail(CACHEGEN_ERR_ARGUMENT, "a profile's name is printable ASCII without blanks, padded with zeros");
+        }
     }
     const uint64_t tokens = sources[0].n_tokens;
     if (tokens < 1 || tokens > max_tokens) {
@@ -299,7 +307,7 @@ void page_encoder::train(set & one) {
     one.n_classes           = choose_classes(totals.data(), n_symbols, options.n_classes, one.class_of);
     const uint64_t n_values = n_channels * (n_tokens - options.n_exact_tokens);
     const auto     n_models = std::min<uint64_t>(options.n_models, std::max<uint64_t>(1, n_values / model_values));
-    one.choice              = choose_models(counts, static_cast<uint32_t>(n_models), n_lloyd_iterations);
+    one.choice              = choose_models(counts, static_cast<uint32_t>(n_models), n_lloyd_iterations, executor);
 
     const size_t          n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
     std::vector<uint64_t> pairs(n_counts);
@@ -391,19 +399,27 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     const uint8_t *             models   = &one.choice.model_of_channel[one.first_channel[in_set]];
     // a vector more than can be written: the encoder stores before it knows what it keeps
     const size_t                n_buffer = size_t{ n_rows } * n_lanes + 8;
-    std::unique_ptr<uint16_t[]> buffer(new uint16_t[n_buffer]);
+    std::unique_ptr<uint16_t[]> buffer(new uint16_t[n_buffer * groups_a_step]);
     std::vector<uint8_t>        words;
-    std::vector<uint32_t>       state(n_lanes);
-    for (uint32_t g = 0; g < n_groups; g++) {
-        const uint32_t   n_active = std::min(n_lanes, n_channels - g * n_lanes);
-        uint16_t * const end      = buffer.get() + n_buffer;
-        const uint16_t * begin =
-            encode_group(*one.encoder, models + size_t{ g } * n_lanes, n_active,
-                         &symbols.symbols[size_t{ g } * n_rows * n_lanes], n_rows, end, state.data());
-        put_le<uint32_t>(n_words + 4 * size_t{ g }, static_cast<uint32_t>(end - begin));
-        memcpy(states + 4 * size_t{ g } * n_lanes, state.data(), 4 * size_t{ n_active });
-        const auto * bytes = reinterpret_cast<const uint8_t *>(begin);
-        words.insert(words.end(), bytes, bytes + 2 * (end - begin));
+    for (uint32_t first = 0; first < n_groups; first += groups_a_step) {
+        group_words    groups[groups_a_step];
+        const uint32_t n = std::min(groups_a_step, n_groups - first);
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t g   = first + i;
+            groups[i].models   = models + size_t{ g } * n_lanes;
+            groups[i].symbols  = &symbols.symbols[size_t{ g } * n_rows * n_lanes];
+            groups[i].n_active = std::min(n_lanes, n_channels - g * n_lanes);
+            groups[i].end      = buffer.get() + n_buffer * (i + 1);
+        }
+        encode_groups(*one.encoder, groups, n, n_rows);
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t g       = first + i;
+            const size_t   n_bytes = 2 * static_cast<size_t>(groups[i].end - groups[i].begin);
+            put_le<uint32_t>(n_words + 4 * size_t{ g }, static_cast<uint32_t>(n_bytes / 2));
+            memcpy(states + 4 * size_t{ g } * n_lanes, groups[i].states, 4 * size_t{ groups[i].n_active });
+            const auto * bytes = reinterpret_cast<const uint8_t *>(groups[i].begin);
+            words.insert(words.end(), bytes, bytes + n_bytes);
+        }
     }
     unit.insert(unit.end(), words.begin(), words.end());
     unit.resize((unit.size() + unit_alignment - 1) / unit_alignment * unit_alignment);
@@ -534,8 +550,4 @@ int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const st
         *n_bytes = out.size();
         *archive = out.release();
     });
-}
-
-void cachegen_free(void * bytes) {
-    free(bytes);
 }

@@ -1,6 +1,9 @@
 #include "lcg3_models.h"
 
+#include "executor.h"
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -40,7 +43,8 @@ std::vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_band
 
 } // namespace
 
-model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations) {
+model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations,
+                           const cachegen_executor * executor) {
     const uint64_t n_channels = counts.n_channels;
     const size_t   n_counts   = 2 * size_t{ counts.n_symbols };
     n_models                  = static_cast<uint32_t>(std::max<uint64_t>(1, std::min<uint64_t>(n_models, n_channels)));
@@ -53,7 +57,6 @@ model_choice choose_models(const channel_counts & counts, uint32_t n_models, uin
 
     std::vector<double> sums(n_models * n_counts);
     std::vector<float>  costs(n_models * n_counts); // [n_counts][n_models]: bits a symbol or distance
-    std::vector<float>  channel_costs(n_models);
     for (uint32_t iteration = 0; iteration < n_iterations && n_models > 1; iteration++) {
         std::fill(sums.begin(), sums.end(), 0.5);
         for (uint64_t c = 0; c < n_channels; c++) {
@@ -73,25 +76,31 @@ model_choice choose_models(const channel_counts & counts, uint32_t n_models, uin
                 }
             }
         }
-        bool has_changed = false;
-        for (uint64_t c = 0; c < n_channels; c++) {
-            const uint32_t * count = &counts.counts[c * n_counts];
-            std::fill(channel_costs.begin(), channel_costs.end(), 0.0f);
-            for (size_t i = 0; i < n_counts; i++) {
-                if (count[i] == 0) {
-                    continue;
+        std::atomic<bool>  has_changed{ false };
+        constexpr uint64_t channels_a_task = 256;
+        run_tasks(executor, (n_channels + channels_a_task - 1) / channels_a_task, [&](uint64_t task) {
+            std::vector<float> channel_costs(n_models);
+            for (uint64_t c = task * channels_a_task; c < std::min(n_channels, (task + 1) * channels_a_task); c++) {
+                const uint32_t * count = &counts.counts[c * n_counts];
+                std::fill(channel_costs.begin(), channel_costs.end(), 0.0f);
+                for (size_t i = 0; i < n_counts; i++) {
+                    if (count[i] == 0) {
+                        continue;
+                    }
+                    const auto    n    = static_cast<float>(count[i]);
+                    const float * cost = &costs[i * n_models];
+                    for (uint32_t m = 0; m < n_models; m++) {
+                        channel_costs[m] += n * cost[m];
+                    }
                 }
-                const auto    n    = static_cast<float>(count[i]);
-                const float * cost = &costs[i * n_models];
-                for (uint32_t m = 0; m < n_models; m++) {
-                    channel_costs[m] += n * cost[m];
+                const auto best = static_cast<uint8_t>(std::min_element(channel_costs.begin(), channel_costs.end()) -
+                                                       channel_costs.begin());
+                if (best != choice.model_of_channel[c]) {
+                    choice.model_of_channel[c] = best;
+                    has_changed                = true;
                 }
             }
-            const auto best = static_cast<uint8_t>(std::min_element(channel_costs.begin(), channel_costs.end()) -
-                                                   channel_costs.begin());
-            has_changed |= best != choice.model_of_channel[c];
-            choice.model_of_channel[c] = best;
-        }
+        });
         if (!has_changed) {
             break;
         }

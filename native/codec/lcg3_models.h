@@ -1,6 +1,7 @@
 // Encoder's choice of shared models: which channels share one, and the frequencies of each.
 #pragma once
 
+#include "cachegen.h"
 #include "lcg3_format.h"
 
 #include <cstdint>
@@ -34,7 +35,8 @@ struct model_choice {
     std::vector<uint8_t> model_of_channel;
 };
 
-model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations);
+model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations,
+                           const cachegen_executor * executor);
 
 /*
  * Classes of symbols for the context: neighbours in order, about equally frequent.

@@ -1,6 +1,7 @@
 #include "lcg3_quantize.h"
 
 #include "half.h"
+#include "isa.h"
 #include "status.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace cachegen::lcg3 {
 
-float max_magnitude(const float * values, uint64_t n) {
+static float max_magnitude(const float * values, uint64_t n) {
     // for numbers that are not negative the order of the bit patterns is that of the numbers, infinities and NaN last
     int32_t largest = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -51,30 +52,32 @@ float make_scale(float maximum, uint8_t scale_type, uint8_t source_type, uint32_
     return scale;
 }
 
-void quantize_row(const float * values, uint64_t n, float scale, uint32_t n_symbols, uint8_t * symbols,
-                  uint64_t group_stride) {
-    const float centre = static_cast<float>(n_symbols / 2);
-    float       factor = centre / scale;
-    if (!(factor <= 3.4028235e38f)) {
-        factor = 0; // a row of zeros, or so small that c / scale is infinite: all symbols are the centre
-    }
-    // adding 1.5 x 2^23 rounds half to even in the last bits of the sum
-    constexpr float round_by = 12582912.0f;
-    const auto      quantize = [&](float x) {
+static void quantize_row(const float * values, uint64_t n, float scale, uint32_t n_symbols, uint8_t * symbols,
+                         uint64_t group_stride) {
+    const float centre   = static_cast<float>(n_symbols / 2);
+    const float factor   = quantizer_factor(centre, scale);
+    const auto  quantize = [&](float x) {
         const float sum = std::min(std::max(x * factor + centre, 0.0f), 2 * centre) + round_by;
         uint32_t    bits;
         memcpy(&bits, &sum, sizeof(bits));
         return static_cast<uint8_t>(bits);
     };
-    uint64_t i = 0;
-    for (; i + 32 <= n; i += 32, symbols += group_stride) {
-        for (uint32_t lane = 0; lane < 32; lane++) {
+    for (uint64_t i = 0; i < n; i += 32, symbols += group_stride) {
+        for (uint32_t lane = 0; lane < std::min<uint64_t>(32, n - i); lane++) {
             symbols[lane] = quantize(values[i + lane]);
         }
     }
-    for (uint32_t lane = 0; i + lane < n; lane++) {
-        symbols[lane] = quantize(values[i + lane]);
+}
+
+const row_quantizer scalar_quantizer = { max_magnitude, quantize_row };
+
+const row_quantizer & quantizer() {
+#ifdef CACHEGEN_AVX2
+    if (active_isa() == isa::avx2 || active_isa() == isa::avx512) {
+        return avx2_quantizer;
     }
+#endif
+    return scalar_quantizer;
 }
 
 } // namespace cachegen::lcg3

@@ -48,21 +48,22 @@ void make_lossy(const source_plane & plane, uint64_t first_token, uint32_t n_tok
     const uint32_t     n_channels   = plane.record.n_channels;
     const bool         is_unrotated = plane.record.flags & plane_flag_unrotated;
     const uint64_t     group_stride = size_t{ n_tokens } * n_lanes;
+    const auto &       quantize     = quantizer();
     std::vector<float> values(n_channels);
     for (uint32_t t = 0; t < n_tokens; t++) {
         load_tile(*plane.rows, first_token + t, 1, 0, n_channels, values.data(), n_channels);
         if (is_unrotated) {
             hadamard_rows(values.data(), 1, n_channels, n_channels, plane.record.n_rot);
         }
-        const float maximum = max_magnitude(values.data(), n_channels);
+        const float maximum = quantize.max_magnitude(values.data(), n_channels);
         if (!std::isfinite(maximum)) {
             fail(CACHEGEN_ERR_NON_FINITE,
                  "layer %d, kind %u, token %llu holds a NaN or an infinity; only exact and raw planes can keep it",
                  plane.record.layer, plane.record.kind, (unsigned long long) (first_token + t));
         }
         const float scale = make_scale(maximum, plane.record.scale_type, plane.record.type, &out.scales[t]);
-        quantize_row(values.data(), n_channels, scale, plane.n_symbols, &out.symbols[size_t{ t } * n_lanes],
-                     group_stride);
+        quantize.quantize_row(values.data(), n_channels, scale, plane.n_symbols, &out.symbols[size_t{ t } * n_lanes],
+                              group_stride);
     }
 }
 

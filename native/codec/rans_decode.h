@@ -31,16 +31,19 @@ struct group_stream {
 };
 
 /*
- * Decode the next n_tokens steps.
- * symbols: OUT [n_tokens][32]
- * Returns false if the words ran out; the stream is then useless.
+ * Decode the next n_tokens steps of adjacent groups of one plane. Two groups side by side keep a processor busy that
+ * would wait for the tables of one.
+ * streams: IN/OUT n_streams, all with the same tables
+ * symbols: OUT [n_streams][n_tokens][32]
+ * Returns false if the words ran out; the streams are then useless.
  */
-using decode_symbols_function = bool (*)(group_stream & stream, uint32_t n_tokens, uint8_t * symbols);
+using decode_symbols_function = bool (*)(group_stream * streams, uint32_t n_streams, uint32_t n_tokens,
+                                         uint8_t * symbols);
 
-bool decode_symbols_scalar(group_stream & stream, uint32_t n_tokens, uint8_t * symbols);
-bool decode_symbols_avx2(group_stream & stream, uint32_t n_tokens, uint8_t * symbols);
-bool decode_symbols_avx512(group_stream & stream, uint32_t n_tokens, uint8_t * symbols);
-bool decode_symbols_neon(group_stream & stream, uint32_t n_tokens, uint8_t * symbols);
+bool decode_symbols_scalar(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols);
+bool decode_symbols_avx2(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols);
+bool decode_symbols_avx512(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols);
+bool decode_symbols_neon(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols);
 
 // the one for active_isa()
 decode_symbols_function decode_symbols();

@@ -91,9 +91,9 @@ inline __m256i step(const uint64_t * base, __m256i table, __m256i & state, const
     return _mm256_and_si256(_mm256_srli_epi32(half, 20), _mm256_set1_epi32(63));
 }
 
-template <uint32_t log2_buckets_, bool has_context>
-bool decode(group_stream & stream, uint32_t n_tokens, uint8_t * symbols) {
-    const set_tables & tables = *stream.tables;
+template <uint32_t log2_buckets_, bool has_context, uint32_t n_streams>
+bool decode(group_stream * streams, uint32_t n_tokens, uint8_t * symbols) {
+    const set_tables & tables = *streams[0].tables;
     const uint64_t *   base   = tables.buckets;
 
     alignas(32) uint8_t class_of[max_symbols + 4] = {}; // a gather reads four bytes
@@ -102,61 +102,90 @@ bool decode(group_stream & stream, uint32_t n_tokens, uint8_t * symbols) {
     const __m256i classes_1 =
         _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(class_of + 16)));
 
-    __m256i state[4];
-    __m256i model[4];
-    __m256i table[4];
-    for (int v = 0; v < 4; v++) {
-        state[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(stream.state + 8 * v));
-        model[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(stream.model_offset + 8 * v));
+    __m256i         state[4 * n_streams];
+    __m256i         model[4 * n_streams];
+    __m256i         table[4 * n_streams];
+    const uint8_t * next_word[n_streams];
+    for (uint32_t v = 0; v < 4 * n_streams; v++) {
+        const group_stream & stream = streams[v / 4];
+        const uint32_t       lane   = 8 * (v % 4);
+        state[v]                    = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(stream.state + lane));
+        model[v]                    = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(stream.model_offset + lane));
         const __m256i classes =
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(stream.last_symbol_class + 8 * v)));
-        table[v] = _mm256_add_epi32(model[v], _mm256_slli_epi32(classes, log2_buckets_));
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(stream.last_symbol_class + lane)));
+        table[v]         = _mm256_add_epi32(model[v], _mm256_slli_epi32(classes, log2_buckets_));
+        next_word[v / 4] = stream.next_word;
     }
 
     // a step takes 32 words at most, and its last vector reads eight
     constexpr int64_t n_safe_bytes = 2 * (32 + 8);
+    const auto        is_safe      = [&] {
+        bool result = true;
+        for (uint32_t i = 0; i < n_streams; i++) {
+            result &= streams[i].end_of_readable - next_word[i] >= n_safe_bytes;
+        }
+        return result;
+    };
 
-    const uint8_t * next_word = stream.next_word;
-    uint32_t        t         = 0;
-    for (; t < n_tokens && stream.end_of_readable - next_word >= n_safe_bytes; t++) {
-        __m256i symbol[4];
-#    pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-            symbol[v] = step<log2_buckets_>(base, table[v], state[v], next_word);
+    uint32_t t = 0;
+    for (; t < n_tokens && is_safe(); t++) {
+        __m256i symbol[4 * n_streams];
+#    pragma GCC unroll 8
+        for (uint32_t v = 0; v < 4 * n_streams; v++) {
+            symbol[v] = step<log2_buckets_>(base, table[v], state[v], next_word[v / 4]);
             if constexpr (has_context) {
                 const __m256i classes = classes_of<log2_buckets_>(symbol[v], classes_0, classes_1, class_of);
                 table[v]              = _mm256_add_epi32(model[v], _mm256_slli_epi32(classes, log2_buckets_));
             }
         }
-        const __m256i bytes =
-            _mm256_packus_epi16(_mm256_packus_epi32(symbol[0], symbol[1]), _mm256_packus_epi32(symbol[2], symbol[3]));
-        const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(symbols + size_t{ t } * n_lanes), ordered);
-    }
-
-    for (int v = 0; v < 4; v++) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(stream.state + 8 * v), state[v]);
-    }
-    stream.next_word = next_word;
-    if (t > 0) {
-        for (uint32_t lane = 0; lane < n_lanes; lane++) {
-            stream.last_symbol_class[lane] = class_of[symbols[size_t{ t - 1 } * n_lanes + lane]];
+        for (uint32_t i = 0; i < n_streams; i++) {
+            const __m256i * own = symbol + 4 * size_t{ i };
+            const __m256i   bytes =
+                _mm256_packus_epi16(_mm256_packus_epi32(own[0], own[1]), _mm256_packus_epi32(own[2], own[3]));
+            const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(symbols + (size_t{ i } * n_tokens + t) * n_lanes), ordered);
         }
     }
-    if (next_word > stream.end_of_words) {
-        return false;
+
+    for (uint32_t v = 0; v < 4 * n_streams; v++) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(streams[v / 4].state + 8 * (v % 4)), state[v]);
     }
-    return t == n_tokens || decode_symbols_scalar(stream, n_tokens - t, symbols + size_t{ t } * n_lanes);
+    for (uint32_t i = 0; i < n_streams; i++) {
+        group_stream & stream = streams[i];
+        uint8_t *      own    = symbols + size_t{ i } * n_tokens * n_lanes;
+        stream.next_word      = next_word[i];
+        for (uint32_t lane = 0; lane < n_lanes && t > 0; lane++) {
+            stream.last_symbol_class[lane] = class_of[own[size_t{ t - 1 } * n_lanes + lane]];
+        }
+        if (stream.next_word > stream.end_of_words ||
+            (t < n_tokens && !decode_symbols_scalar(&stream, 1, n_tokens - t, own + size_t{ t } * n_lanes))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+template <uint32_t log2_buckets_, bool has_context>
+bool decode_all(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols) {
+    for (; n_streams >= 2; n_streams -= 2, streams += 2, symbols += size_t{ 2 } * n_tokens * n_lanes) {
+        if (!decode<log2_buckets_, has_context, 2>(streams, n_tokens, symbols)) {
+            return false;
+        }
+    }
+    return n_streams == 0 || decode<log2_buckets_, has_context, 1>(streams, n_tokens, symbols);
 }
 
 } // namespace
 
-bool decode_symbols_avx2(group_stream & stream, uint32_t n_tokens, uint8_t * symbols) {
-    const bool has_context = stream.tables->n_classes > 1;
-    switch (stream.tables->log2_n_buckets) {
-        case 4: return (has_context ? decode<4, true> : decode<4, false>) (stream, n_tokens, symbols);
-        case 5: return (has_context ? decode<5, true> : decode<5, false>) (stream, n_tokens, symbols);
-        default: return (has_context ? decode<6, true> : decode<6, false>) (stream, n_tokens, symbols);
+bool decode_symbols_avx2(group_stream * streams, uint32_t n_streams, uint32_t n_tokens, uint8_t * symbols) {
+    const bool has_context = streams[0].tables->n_classes > 1;
+    switch (streams[0].tables->log2_n_buckets) {
+        case 4:
+            return (has_context ? decode_all<4, true> : decode_all<4, false>) (streams, n_streams, n_tokens, symbols);
+        case 5:
+            return (has_context ? decode_all<5, true> : decode_all<5, false>) (streams, n_streams, n_tokens, symbols);
+        default:
+            return (has_context ? decode_all<6, true> : decode_all<6, false>) (streams, n_streams, n_tokens, symbols);
     }
 }
 

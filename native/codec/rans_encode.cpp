@@ -12,7 +12,7 @@ set_encoder::set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint3
                          const uint8_t * class_of, uint8_t initial_class)
     : n_classes(n_classes), log2_stride(log2_buckets(n_symbols)),
       symbols((size_t{ n_models } * n_classes) << log2_buckets(n_symbols)),
-      slots(size_t{ n_models } * n_classes * prob_scale), initial_class(initial_class) {
+      slots(size_t{ n_models } * n_classes * prob_scale + 1), initial_class(initial_class) {
     memset(this->class_of, 0, sizeof(this->class_of));
     memcpy(this->class_of, class_of, n_symbols);
 
@@ -41,24 +41,26 @@ set_encoder::set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint3
     }
 }
 
-static uint16_t * encode_group_scalar(const set_encoder & encoder, const uint8_t * models, uint32_t n_active,
-                                      const uint8_t * symbols, uint32_t n_tokens, uint16_t * end, uint32_t * states) {
+static bool encode_group_scalar(const set_encoder & encoder, group_words & group, uint32_t n_tokens) {
     uint32_t lane_distribution[n_lanes];
-    for (uint32_t lane = 0; lane < n_active; lane++) {
-        lane_distribution[lane] = models[lane] * encoder.n_classes;
+    uint32_t states[n_lanes];
+    for (uint32_t lane = 0; lane < group.n_active; lane++) {
+        lane_distribution[lane] = group.models[lane] * encoder.n_classes;
         states[lane]            = state_low;
     }
-    const encoder_symbol * const table = encoder.symbols.data();
-    const uint16_t * const       slots = encoder.slots.data();
+    const encoder_symbol * const table       = encoder.symbols.data();
+    const uint16_t * const       slots       = encoder.slots.data();
+    const uint32_t               n_active    = group.n_active;
+    const uint32_t               log2_stride = encoder.log2_stride;
 
-    uint16_t * next    = end;
+    uint16_t * next    = group.end;
     bool       is_zero = false;
     for (uint32_t t = n_tokens; t-- > 0;) {
-        const uint8_t * row = symbols + size_t{ t } * n_lanes;
+        const uint8_t * row = group.symbols + size_t{ t } * n_lanes;
         for (uint32_t lane = n_active; lane-- > 0;) {
             const uint32_t       context      = t > 0 ? encoder.class_of[(row - n_lanes)[lane]] : encoder.initial_class;
             const size_t         distribution = lane_distribution[lane] + context;
-            const encoder_symbol symbol       = table[(distribution << encoder.log2_stride) + row[lane]];
+            const encoder_symbol symbol       = table[(distribution << log2_stride) + row[lane]];
             const uint32_t       frequency    = symbol.frequency;
             uint32_t             state        = states[lane];
             is_zero |= frequency == 0;
@@ -78,25 +80,36 @@ static uint16_t * encode_group_scalar(const set_encoder & encoder, const uint8_t
                            slots[distribution * prob_scale + ((symbol.first_slot + rank) & (prob_scale - 1))];
         }
     }
-    return is_zero ? nullptr : next;
+    group.begin = next;
+    memcpy(group.states, states, sizeof(uint32_t) * n_active);
+    return !is_zero;
 }
 
-uint16_t * encode_group(const set_encoder & encoder, const uint8_t * models, uint32_t n_active, const uint8_t * symbols,
-                        uint32_t n_tokens, uint16_t * end, uint32_t * states) {
-    uint16_t * begin = nullptr;
+void encode_groups(const set_encoder & encoder, group_words * groups, uint32_t n_groups, uint32_t n_tokens) {
+    // only a plane's last group can have fewer than 32 lanes
+    const uint32_t       n_full = n_groups - (n_groups > 0 && groups[n_groups - 1].n_active < n_lanes ? 1 : 0);
+    uint32_t             n_done = 0;
+    bool                 is_ok  = true;
+    encode_full_function encode = nullptr;
+    switch (active_isa()) {
 #ifdef CACHEGEN_AVX2
-    const bool has_avx2 = active_isa() == isa::avx2 || active_isa() == isa::avx512;
-    if (n_active == n_lanes && has_avx2) {
-        begin = encode_group_avx2(encoder, models, symbols, n_tokens, end, states);
-    } else
+        case isa::avx2: encode = encode_groups_avx2; break;
 #endif
-    {
-        begin = encode_group_scalar(encoder, models, n_active, symbols, n_tokens, end, states);
+#ifdef CACHEGEN_AVX512
+        case isa::avx512: encode = encode_groups_avx512; break;
+#endif
+        default: break;
     }
-    if (begin == nullptr) {
+    if (encode != nullptr) {
+        is_ok  = encode(encoder, groups, n_full, n_tokens);
+        n_done = n_full;
+    }
+    for (; n_done < n_groups && is_ok; n_done++) {
+        is_ok = encode_group_scalar(encoder, groups[n_done], n_tokens);
+    }
+    if (!is_ok) {
         fail(CACHEGEN_ERR_ALPHABET, "a symbol has frequency zero in its model; the tables were made from other values");
     }
-    return begin;
 }
 
 } // namespace cachegen::lcg3

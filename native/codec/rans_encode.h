@@ -20,9 +20,9 @@ static_assert(sizeof(encoder_symbol) == 8, "the vector encoders load a symbol as
 // Tables of all models of a set.
 struct set_encoder {
     uint32_t                    n_classes;
-    uint32_t                    log2_stride;           // of a distribution in symbols
-    std::vector<encoder_symbol> symbols;               // [n_models][n_classes][1 << log2_stride]
-    std::vector<uint16_t>       slots;                 // [n_models][n_classes][1024]: by symbol and rank
+    uint32_t                    log2_stride; // of a distribution in symbols
+    std::vector<encoder_symbol> symbols;     // [n_models][n_classes][1 << log2_stride]
+    std::vector<uint16_t>       slots;       // [n_models][n_classes][1024]: by symbol and rank; one more at the end
     uint8_t                     class_of[max_symbols]; // not falling, from 0
     uint8_t                     initial_class;
 
@@ -31,19 +31,27 @@ struct set_encoder {
                 const uint8_t * class_of, uint8_t initial_class);
 };
 
-/*
- * Encode one group.
- * models      IN  of each lane
- * symbols     IN  [n_tokens][32], every one below the set's n_symbols; lanes from n_active on are ignored
- * end         IN  the end of a buffer with room for n_tokens * 32 + 8 words
- * states      OUT n_active
- * Returns the first word; the stream is [returned, end). Throws ERR_ALPHABET for a symbol of frequency zero.
- */
-uint16_t * encode_group(const set_encoder & encoder, const uint8_t * models, uint32_t n_active, const uint8_t * symbols,
-                        uint32_t n_tokens, uint16_t * end, uint32_t * states);
+// One group of 32 channels to be encoded.
+struct group_words {
+    const uint8_t * models;          // IN of each active lane
+    const uint8_t * symbols;         // IN [n_tokens][32], every one below the set's n_symbols; only active lanes matter
+    uint32_t        n_active;        // IN 1 to 32
+    uint16_t *      end;             // IN end of a buffer with room for n_tokens * 32 + 8 words
+    uint16_t *      begin;           // OUT the stream is [begin, end)
+    uint32_t        states[n_lanes]; // OUT of the active lanes
+};
 
-// the same for 32 active lanes; returns NULL for a symbol of frequency zero
-uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models, const uint8_t * symbols,
-                             uint32_t n_tokens, uint16_t * end, uint32_t * states);
+/*
+ * Encode groups of one plane. Two side by side keep a processor busy that would wait for the tables of one.
+ * Throws ERR_ALPHABET for a symbol of frequency zero.
+ */
+void encode_groups(const set_encoder & encoder, group_words * groups, uint32_t n_groups, uint32_t n_tokens);
+
+// the same for groups whose 32 lanes are all active; false for a symbol of frequency zero
+using encode_full_function = bool (*)(const set_encoder & encoder, group_words * groups, uint32_t n_groups,
+                                      uint32_t n_tokens);
+
+bool encode_groups_avx2(const set_encoder & encoder, group_words * groups, uint32_t n_groups, uint32_t n_tokens);
+bool encode_groups_avx512(const set_encoder & encoder, group_words * groups, uint32_t n_groups, uint32_t n_tokens);
 
 } // namespace cachegen::lcg3

@@ -52,10 +52,7 @@ inline __m256i classes_of(const __m256i * tables, __m256i symbols, uint32_t log2
     return result;
 }
 
-} // namespace
-
-uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models, const uint8_t * symbols,
-                             uint32_t n_tokens, uint16_t * end, uint32_t * states) {
+bool encode_one(const set_encoder & encoder, group_words & group, uint32_t n_tokens) {
     const auto * const     table       = reinterpret_cast<const uint64_t *>(encoder.symbols.data());
     const uint16_t * const slots       = encoder.slots.data();
     const __m128i          log2_stride = _mm_cvtsi32_si128(static_cast<int>(encoder.log2_stride));
@@ -64,8 +61,8 @@ uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models
     __m256i model[4];
     for (int v = 0; v < 4; v++) {
         state[v] = _mm256_set1_epi32(state_low);
-        model[v] =
-            _mm256_mullo_epi32(bytes_to_lanes(models + 8 * v), _mm256_set1_epi32(static_cast<int>(encoder.n_classes)));
+        model[v] = _mm256_mullo_epi32(bytes_to_lanes(group.models + 8 * v),
+                                      _mm256_set1_epi32(static_cast<int>(encoder.n_classes)));
     }
     __m256i classes[4];
     for (int i = 0; i < 4; i++) {
@@ -74,9 +71,9 @@ uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models
     }
     const __m256i mask_16  = _mm256_set1_epi32(0xffff);
     __m256i       not_zero = _mm256_set1_epi32(-1);
-    uint16_t *    next     = end;
+    uint16_t *    next     = group.end;
     for (uint32_t t = n_tokens; t-- > 0;) {
-        const uint8_t *     row = symbols + size_t{ t } * n_lanes;
+        const uint8_t *     row = group.symbols + size_t{ t } * n_lanes;
         alignas(32) uint8_t context[n_lanes];
         if (t > 0) {
             const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(row - n_lanes));
@@ -137,9 +134,21 @@ uint16_t * encode_group_avx2(const set_encoder & encoder, const uint8_t * models
         }
     }
     for (int v = 0; v < 4; v++) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(states + 8 * v), state[v]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(group.states + 8 * v), state[v]);
     }
-    return _mm256_movemask_epi8(not_zero) == -1 ? next : nullptr;
+    group.begin = next;
+    return _mm256_movemask_epi8(not_zero) == -1;
+}
+
+} // namespace
+
+bool encode_groups_avx2(const set_encoder & encoder, group_words * groups, uint32_t n_groups, uint32_t n_tokens) {
+    for (uint32_t g = 0; g < n_groups; g++) {
+        if (!encode_one(encoder, groups[g], n_tokens)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 } // namespace cachegen::lcg3

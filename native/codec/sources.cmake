@@ -2,6 +2,8 @@
 # is compiled for that instruction set, on processors that have it; isa.cpp chooses at run time.
 
 set(CACHEGEN_DECODER_SOURCES
+    arithmetic_decode.cpp
+    ckg1_decode.cpp
     digest.cpp
     executor.cpp
     hadamard.cpp
@@ -13,23 +15,41 @@ set(CACHEGEN_DECODER_SOURCES
     rans_decode.cpp
     rans_table.cpp
     status.cpp
+    symbol_unpack.cpp
+    tile_decode.cpp
     typed_store.cpp
 )
 
 set(CACHEGEN_DECODER_SOURCES_AVX2
     lcg3_dequantize_avx2.cpp
     rans_decode_avx2.cpp
+    symbol_unpack_avx2.cpp
     typed_store_avx2.cpp
 )
 
+set(CACHEGEN_DECODER_SOURCES_AVX512
+    lcg3_dequantize_avx512.cpp
+    rans_decode_avx512.cpp
+    symbol_unpack_avx512.cpp
+)
+
 set(CACHEGEN_ENCODER_SOURCES
+    arithmetic_encode.cpp
+    caller_bytes.cpp
+    ckg1_encode.cpp
     lcg3_encode.cpp
     lcg3_models.cpp
     lcg3_quantize.cpp
     lcg3_symbols.cpp
     rans_encode.cpp
+    tile_encode.cpp
 )
 
 set(CACHEGEN_ENCODER_SOURCES_AVX2
+    lcg3_quantize_avx2.cpp
     rans_encode_avx2.cpp
+)
+
+set(CACHEGEN_ENCODER_SOURCES_AVX512
+    rans_encode_avx512.cpp
 )

@@ -25,32 +25,45 @@ void to_bf16(const float * values, uint64_t n, uint8_t * row) {
     }
 }
 
+// of a block of 32; in integers, which compilers turn into vectors
+float largest_magnitude(const float * values) {
+    int32_t largest = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        int32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    return float_from_bits(static_cast<uint32_t>(largest));
+}
+
 void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
     for (uint64_t b = 0; b < n; b += 32, row += 34) {
-        float largest = 0;
-        for (uint32_t i = 0; i < 32; i++) {
-            largest = std::max(largest, std::fabs(values[b + i]));
-        }
-        const float scale   = largest / 127;
-        const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        const float scale   = largest_magnitude(values + b) / 127;
+        const float inverse = inverse_scale(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
         for (uint32_t i = 0; i < 32; i++) {
-            row[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::round(values[b + i] * inverse)));
+            // halves away from zero: adding the largest number below one half and cutting off cannot round up too far
+            const float scaled = values[b + i] * inverse;
+            row[2 + i] = static_cast<uint8_t>(static_cast<int32_t>(scaled + std::copysign(0x1.fffffep-2f, scaled)));
         }
     }
 }
 
 void to_q4_0(const float * values, uint64_t n, uint8_t * row) {
     for (uint64_t b = 0; b < n; b += 32, row += 18) {
-        float extreme = 0; // the first value of the largest magnitude, with its sign
-        for (uint32_t i = 0; i < 32; i++) {
-            extreme = std::fabs(values[b + i]) > std::fabs(extreme) ? values[b + i] : extreme;
+        // the first value of the largest magnitude, with its sign
+        const float magnitude = largest_magnitude(values + b);
+        uint32_t    first     = 0;
+        while (std::fabs(values[b + first]) != magnitude && first < 31) {
+            first++;
         }
+        const float extreme = values[b + first];
         const float scale   = extreme / -8;
-        const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        const float inverse = inverse_scale(scale);
+        const float offset  = q4_0_offset(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
         const auto code = [&](uint32_t i) {
-            return static_cast<uint32_t>(std::min(15, static_cast<int32_t>(values[b + i] * inverse + 8.5f)));
+            return static_cast<uint32_t>(std::min(15, static_cast<int32_t>(values[b + i] * inverse + offset)));
         };
         for (uint32_t i = 0; i < 16; i++) {
             row[2 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);

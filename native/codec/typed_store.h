@@ -41,6 +41,20 @@ struct row_converters {
     void (*transpose_bf16)(const float * values, uint64_t value_stride, uint8_t * out, uint64_t out_stride);
 };
 
+/*
+ * 1 / scale of a block, 0 for a scale of zero. Below about 2^-128 ggml's 1 / scale is infinite and its conversion of
+ * the products to integers undefined; where it gives anything, all codes are 0. So do ours.
+ */
+inline float inverse_scale(float scale) {
+    const float inverse = 1.0f / scale;
+    return inverse >= -3.4028235e38f && inverse <= 3.4028235e38f ? inverse : 0.0f;
+}
+
+// what Q4_0 adds to a product before it cuts off: the middle code and a half, or 0 where all codes are 0
+inline float q4_0_offset(float scale) {
+    return scale == 0 || inverse_scale(scale) != 0 ? 8.5f : 0.0f;
+}
+
 extern const row_converters scalar_converters;
 extern const row_converters avx2_converters;
 

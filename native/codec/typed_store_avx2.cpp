@@ -79,7 +79,7 @@ void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
             largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign_bit, x[v]));
         }
         const float scale   = largest_of(largest) / 127;
-        const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        const float inverse = inverse_scale(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
 
         __m256i codes[4];
@@ -113,13 +113,14 @@ void to_q4_0(const float * values, uint64_t n, uint8_t * row) {
         }
         const float extreme = magnitude != 0 ? values[b + static_cast<uint32_t>(__builtin_ctz(is_largest))] : 0.0f;
         const float scale   = extreme / -8;
-        const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+        const float inverse = inverse_scale(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
 
         __m256i codes[4];
         for (int v = 0; v < 4; v++) {
-            const __m256 shifted = _mm256_add_ps(_mm256_mul_ps(x[v], _mm256_set1_ps(inverse)), _mm256_set1_ps(8.5f));
-            codes[v]             = _mm256_min_epi32(_mm256_cvttps_epi32(shifted), _mm256_set1_epi32(15));
+            const __m256 shifted =
+                _mm256_add_ps(_mm256_mul_ps(x[v], _mm256_set1_ps(inverse)), _mm256_set1_ps(q4_0_offset(scale)));
+            codes[v] = _mm256_min_epi32(_mm256_cvttps_epi32(shifted), _mm256_set1_epi32(15));
         }
         const __m256i joined_0 = _mm256_or_si256(codes[0], _mm256_slli_epi32(codes[2], 4));
         const __m256i joined_1 = _mm256_or_si256(codes[1], _mm256_slli_epi32(codes[3], 4));

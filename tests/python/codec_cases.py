@@ -85,3 +85,13 @@ def random_planes(
             else:
                 planes.append(Plane(rows, type_, n_channels, layer, kind))
     return planes
+
+
+def damaged_copies(data: bytes) -> list[bytes]:
+    """Every truncation, one byte too many, and three flips of every byte."""
+    flips = [(at, mask) for at in range(len(data)) for mask in (0x01, 0x80, 0xFF)]
+    return [
+        *(data[:n] for n in range(len(data))),
+        data + b"\0",
+        *(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :] for at, mask in flips),
+    ]

@@ -24,7 +24,7 @@ class CodecError(CachegenError):
 
 
 class ArchiveError(CodecError):
-    """The archive is damaged, cut short, or made to do harm. Nothing of it was used."""
+    """The archive is damaged, cut short, or made to do harm. What it was decoded into may have been written in part."""
 
 
 class EncodeError(CodecError):

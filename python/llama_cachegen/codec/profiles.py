@@ -54,7 +54,7 @@ class Profile:
     n_models: int = 32
     n_classes: int = 9
     block_tokens: int = 1024
-    n_sample_tokens: int = 2048
+    n_sample_tokens: int = 1024
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= 16 and self.name.isascii() and self.name.isprintable() and " " not in self.name):

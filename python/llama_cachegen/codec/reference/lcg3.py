@@ -130,7 +130,10 @@ class _Input:
 
 
 def _unpack_bits(data: bytes, n: int, width: int) -> NDArray[np.int64]:
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: n * width].reshape(n, width)
+    all_bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if all_bits[n * width :].any():
+        raise _fail("RESERVED", "spare bits after packed numbers are not zero")
+    bits = all_bits[: n * width].reshape(n, width)
     return np.asarray(bits.astype(np.int64) @ (1 << np.arange(width, dtype=np.int64)), dtype=np.int64)
 
 
@@ -236,12 +239,18 @@ def decode_lcg3(data: bytes) -> list[DecodedPlane]:
 
     records = [source.unpack("iBBBBIHBBB7s") for _ in range(n_planes)]
     sets = [_read_set(source) for _ in range(n_sets)]
+    for record in records:
+        if record[3] not in _TYPES or record[2] > 2 or (record[2] and record[8] >= n_sets):
+            raise _fail("GEOMETRY", f"mode {record[2]}, type {record[3]}, set {record[8]} of {n_sets}")
     models = [
         np.frombuffer(source.take(record[5]), np.uint8).astype(np.int64)
         if record[2] != 0
         else np.zeros(0, dtype=np.int64)
         for record in records
     ]
+    for record, numbers in zip(records, models, strict=True):
+        if len(numbers) and numbers.max() >= sets[record[8]].n_models:
+            raise _fail("TABLE", f"model {numbers.max()} of {sets[record[8]].n_models}")
     source.align(8)
     n_blocks = -(-(n_tokens - n_exact) // block_tokens)
     sizes = source.unpack(f"{n_blocks * n_planes}I")
