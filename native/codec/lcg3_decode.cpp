@@ -247,43 +247,68 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
     }
 }
 
-// put the symbols' upper bits and the raw lower ones of one token's 32 channels together
-void join_bits(const plane_record & plane, const symbol_set & set, const unit_view & unit, uint32_t row,
-               uint32_t first_channel, uint32_t n_channels, const uint8_t * symbols, uint8_t * native) {
-    uint32_t codes[n_lanes] = {};
-    for (uint32_t lane = 0; lane < n_channels; lane++) {
-        const uint64_t index = uint64_t{ row } * plane.n_channels + first_channel + lane;
-        codes[lane]          = static_cast<uint32_t>(uint64_t{ set.values[symbols[lane]] } << plane.raw_bits) |
-                               unpack_bits(unit.packed_raw, index, plane.raw_bits);
-    }
-    switch (plane.type) {
-        case CACHEGEN_TYPE_F32:
-            for (uint32_t lane = 0; lane < n_channels; lane++) {
-                put_le<uint32_t>(native + 4 * lane, codes[lane]);
-            }
-            break;
-        case CACHEGEN_TYPE_Q8_0:
-        case CACHEGEN_TYPE_Q4_0: {
-            const uint64_t index = uint64_t{ row } * unit.n_scales_a_row + first_channel / 32;
-            const uint64_t scale =
-                uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, index, unit.scale_bits);
-            if (scale > 0xffff) {
-                fail(CACHEGEN_ERR_TABLE, "row %u: the scale of the block at channel %u has more than 16 bits", row,
-                     first_channel);
-            }
-            put_le<uint16_t>(native, static_cast<uint16_t>(scale));
-            for (uint32_t i = 0; i < (plane.type == CACHEGEN_TYPE_Q8_0 ? 32u : 16u); i++) {
-                native[2 + i] =
-                    static_cast<uint8_t>(plane.type == CACHEGEN_TYPE_Q8_0 ? codes[i] : codes[i] | codes[i + 16] << 4);
-            }
-            break;
+// Puts the symbols' upper bits and the raw lower ones together.
+class bit_joiner {
+  public:
+    bit_joiner(const unit_task & task, const unit_view & unit, const symbol_set & set)
+        : plane_(task.record()), unit_(unit), end_(task.source->bytes + task.source->n_bytes) {
+        for (uint32_t s = 0; s < set.record.n_symbols; s++) {
+            upper_[s] = static_cast<uint32_t>(uint64_t{ set.values[s] } << plane_.raw_bits);
         }
-        default:
-            for (uint32_t lane = 0; lane < n_channels; lane++) {
-                put_le<uint16_t>(native + 2 * lane, static_cast<uint16_t>(codes[lane]));
-            }
     }
-}
+
+    // n_channels of one token, 32 or a row's rest, from a multiple of 32 on
+    void join(uint32_t row, uint32_t first_channel, uint32_t n_channels, const uint8_t * symbols,
+              uint8_t * native) const {
+        uint32_t codes[n_lanes] = {};
+        if (plane_.raw_bits != 0) {
+            unpack_run(unit_.packed_raw, uint64_t{ row } * plane_.n_channels + first_channel, n_channels,
+                       plane_.raw_bits, end_, codes);
+        }
+        for (uint32_t lane = 0; lane < n_channels; lane++) {
+            codes[lane] |= upper_[symbols[lane]];
+        }
+        switch (plane_.type) {
+            case CACHEGEN_TYPE_F32:
+                for (uint32_t lane = 0; lane < n_channels; lane++) {
+                    put_le<uint32_t>(native + 4 * lane, codes[lane]);
+                }
+                break;
+            case CACHEGEN_TYPE_Q8_0:
+                put_le<uint16_t>(native, block_scale(row, first_channel));
+                for (uint32_t i = 0; i < 32; i++) {
+                    native[2 + i] = static_cast<uint8_t>(codes[i]);
+                }
+                break;
+            case CACHEGEN_TYPE_Q4_0:
+                put_le<uint16_t>(native, block_scale(row, first_channel));
+                for (uint32_t i = 0; i < 16; i++) {
+                    native[2 + i] = static_cast<uint8_t>(codes[i] | codes[i + 16] << 4);
+                }
+                break;
+            default:
+                for (uint32_t lane = 0; lane < n_channels; lane++) {
+                    put_le<uint16_t>(native + 2 * lane, static_cast<uint16_t>(codes[lane]));
+                }
+        }
+    }
+
+  private:
+    uint16_t block_scale(uint32_t row, uint32_t first_channel) const {
+        const uint64_t index = uint64_t{ row } * unit_.n_scales_a_row + first_channel / 32;
+        const uint64_t scale = uint64_t{ unit_.scale_base } + unpack_bits(unit_.packed_scales, index, unit_.scale_bits);
+        if (scale > 0xffff) {
+            fail(CACHEGEN_ERR_TABLE, "row %u: the scale of the block at channel %u has more than 16 bits", row,
+                 first_channel);
+        }
+        return static_cast<uint16_t>(scale);
+    }
+
+    const plane_record & plane_;
+    const unit_view &    unit_;
+    const uint8_t *      end_;
+    uint32_t             upper_[max_symbols] = {};
+};
 
 void decode_exact(const unit_task & task, const unit_view & unit) {
     const plane_record & plane = task.record();
@@ -295,6 +320,7 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
     const uint32_t span_channels  = groups_a_span * n_lanes;
     const uint32_t tile_tokens    = std::max(1u, tile_values / span_channels);
     const uint64_t row_stride     = native_bytes(plane.type, span_channels);
+    const bit_joiner           joiner(task, unit, set);
     std::unique_ptr<uint8_t[]> native(new uint8_t[tile_tokens * row_stride]);
     std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
 
@@ -309,9 +335,9 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
             for (uint32_t g = 0; g < n_groups; g++) {
                 const uint32_t first = (first_group + g) * n_lanes;
                 for (uint32_t i = 0; i < n; i++) {
-                    join_bits(plane, set, unit, t + i, first, std::min(n_lanes, plane.n_channels - first),
-                              &symbols[(size_t{ g } * n + i) * n_lanes],
-                              &native[i * row_stride + native_bytes(plane.type, size_t{ g } * n_lanes)]);
+                    joiner.join(t + i, first, std::min(n_lanes, plane.n_channels - first),
+                                &symbols[(size_t{ g } * n + i) * n_lanes],
+                                &native[i * row_stride + native_bytes(plane.type, size_t{ g } * n_lanes)]);
                 }
             }
             store_native(task, block_token + t, n, first_group * n_lanes, n_channels, native.get(), row_stride);

@@ -282,18 +282,10 @@ void page_encoder::train(set & one) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
         for (const auto & [first_token, n] : chunks) {
-            make_symbols(plane, first_token, n, symbols);
-            for (uint32_t c = 0; c < plane.record.n_channels; c++) {
-                uint32_t *      of_symbols   = counts.symbols_of(one.first_channel[i] + c);
-                uint32_t *      of_distances = counts.distances_of(one.first_channel[i] + c);
-                const uint8_t * column       = &symbols.symbols[(size_t{ c } / n_lanes * n) * n_lanes + c % n_lanes];
-                of_symbols[column[0]]++;
-                for (uint32_t t = 1; t < n; t++) {
-                    const int32_t now    = column[size_t{ t } * n_lanes];
-                    const int32_t before = column[size_t{ t - 1 } * n_lanes];
-                    of_symbols[now]++;
-                    of_distances[std::abs(now - before)]++;
-                }
+            make_symbols(plane, first_token, n, false, symbols);
+            for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
+                count_symbols(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
+                              one.first_channel[i] + c, counts);
             }
         }
         const std::lock_guard<std::mutex> lock(mutex);
@@ -316,15 +308,11 @@ void page_encoder::train(set & one) {
         token_symbols         symbols;
         std::vector<uint64_t> own(n_counts);
         for (const auto & [first_token, n] : chunks) {
-            make_symbols(plane, first_token, n, symbols);
-            for (uint32_t c = 0; c < plane.record.n_channels; c++) {
-                uint64_t * model =
-                    &own[size_t{ one.choice.model_of_channel[one.first_channel[i] + c] } * one.n_classes * n_symbols];
-                const uint8_t * column = &symbols.symbols[(size_t{ c } / n_lanes * n) * n_lanes + c % n_lanes];
-                for (uint32_t t = 1; t < n; t++) {
-                    const uint32_t context = one.class_of[column[size_t{ t - 1 } * n_lanes]];
-                    model[context * n_symbols + column[size_t{ t } * n_lanes]]++;
-                }
+            make_symbols(plane, first_token, n, false, symbols);
+            for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
+                count_pairs(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
+                            &one.choice.model_of_channel[one.first_channel[i] + c], one.class_of, one.n_classes,
+                            n_symbols, own.data());
             }
         }
         const std::lock_guard<std::mutex> lock(mutex);
@@ -365,7 +353,7 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     }
 
     token_symbols symbols;
-    make_symbols(plane, first_token, n_rows, symbols);
+    make_symbols(plane, first_token, n_rows, true, symbols);
 
     unit_record record{};
     if (!symbols.scales.empty()) {
@@ -377,9 +365,8 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     }
     const uint32_t n_groups    = (n_channels + n_lanes - 1) / n_lanes;
     const uint64_t scale_bytes = packed_bytes(symbols.scales.size(), record.scale_bits);
-    const uint64_t raw_bytes   = packed_bytes(symbols.raw.size(), plane.record.raw_bits);
     const uint64_t words_begin =
-        sizeof(record) + 4 * size_t{ n_groups } + 4 * size_t{ n_channels } + scale_bytes + raw_bytes;
+        sizeof(record) + 4 * size_t{ n_groups } + 4 * size_t{ n_channels } + scale_bytes + symbols.raw.size();
     unit.resize(words_begin);
     put_le(unit.data(), record);
     uint8_t * n_words = unit.data() + sizeof(record);
@@ -389,8 +376,8 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     for (size_t i = 0; i < symbols.scales.size(); i++) {
         pack_bits(scales, i, record.scale_bits, symbols.scales[i] - record.scale_base);
     }
-    for (size_t i = 0; i < symbols.raw.size(); i++) {
-        pack_bits(raw, i, plane.record.raw_bits, symbols.raw[i]);
+    if (!symbols.raw.empty()) {
+        memcpy(raw, symbols.raw.data(), symbols.raw.size());
     }
 
     const set &  one = sets[plane.record.set];

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 namespace cachegen::lcg3 {
@@ -42,6 +43,46 @@ std::vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_band
 }
 
 } // namespace
+
+// In both functions lane after lane, not token after token: a counter that was just written is slow to read again.
+
+void count_symbols(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, uint64_t first_channel,
+                   channel_counts & counts) {
+    const size_t   stride  = 2 * size_t{ counts.n_symbols };
+    uint32_t *     of_lane = counts.symbols_of(first_channel);
+    const uint32_t middle  = counts.n_symbols; // where the distances begin
+    for (uint32_t lane = 0; lane < n_active; lane++) {
+        of_lane[lane * stride + symbols[lane]]++;
+    }
+    for (uint32_t t = 1; t < n_tokens; t++) {
+        const uint8_t * now    = symbols + size_t{ t } * n_lanes;
+        const uint8_t * before = now - n_lanes;
+        for (uint32_t lane = 0; lane < n_active; lane++) {
+            const int32_t distance = std::abs(int32_t{ now[lane] } - int32_t{ before[lane] });
+            of_lane[lane * stride + now[lane]]++;
+            of_lane[lane * stride + middle + static_cast<uint32_t>(distance)]++;
+        }
+    }
+}
+
+void count_pairs(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, const uint8_t * models,
+                 const uint8_t * class_of, uint32_t n_classes, uint32_t n_symbols, uint64_t * pairs) {
+    uint64_t * of_lane[n_lanes];
+    uint32_t   offset_of[max_symbols];
+    for (uint32_t lane = 0; lane < n_active; lane++) {
+        of_lane[lane] = pairs + size_t{ models[lane] } * n_classes * n_symbols;
+    }
+    for (uint32_t s = 0; s < n_symbols; s++) {
+        offset_of[s] = class_of[s] * n_symbols;
+    }
+    for (uint32_t t = 1; t < n_tokens; t++) {
+        const uint8_t * now    = symbols + size_t{ t } * n_lanes;
+        const uint8_t * before = now - n_lanes;
+        for (uint32_t lane = 0; lane < n_active; lane++) {
+            of_lane[lane][offset_of[before[lane]] + now[lane]]++;
+        }
+    }
+}
 
 model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations,
                            const cachegen_executor * executor) {

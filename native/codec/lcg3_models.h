@@ -27,6 +27,22 @@ struct channel_counts {
 };
 
 /*
+ * Count one group of a channel_counts' channels.
+ * symbols        IN  [n_tokens][32], of which n_active lanes are channels
+ * first_channel  IN  of the group, in counts
+ */
+void count_symbols(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, uint64_t first_channel,
+                   channel_counts & counts);
+
+/*
+ * Count how often each symbol follows each class in the channels of each model; a first token follows nothing.
+ * models  IN     of the lanes
+ * pairs   IN/OUT [n_models][n_classes][n_symbols]
+ */
+void count_pairs(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, const uint8_t * models,
+                 const uint8_t * class_of, uint32_t n_classes, uint32_t n_symbols, uint64_t * pairs);
+
+/*
  * Share n_models among the channels: Lloyd's algorithm with the coding cost as the distance.
  * Returns the model of each channel; every number below the returned n_models is used.
  */

@@ -1,5 +1,6 @@
 #include "lcg3_symbols.h"
 
+#include "bit_pack.h"
 #include "bytes.h"
 #include "hadamard.h"
 #include "lcg3_quantize.h"
@@ -67,7 +68,8 @@ void make_lossy(const source_plane & plane, uint64_t first_token, uint32_t n_tok
     }
 }
 
-void make_exact(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, token_symbols & out) {
+void make_exact(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, bool has_raw,
+                token_symbols & out) {
     const uint32_t n_channels  = plane.record.n_channels;
     const uint8_t  type        = plane.record.type;
     const uint32_t raw_bits    = plane.record.raw_bits;
@@ -76,18 +78,25 @@ void make_exact(const source_plane & plane, uint64_t first_token, uint32_t n_tok
 
     std::vector<uint8_t>  native(native_bytes(type, n_channels));
     std::vector<uint32_t> codes(n_channels);
+    bit_writer            raw(out.raw);
     for (uint32_t t = 0; t < n_tokens; t++) {
         fetch_native(*plane.rows, first_token + t, 1, 0, n_channels, native.data(), native.size());
         row_codes(type, native.data(), n_channels, codes.data());
-        for (uint32_t c = 0; c < n_channels; c++) {
-            out.symbols[(size_t{ c } / n_lanes * n_tokens + t) * n_lanes + c % n_lanes] =
-                plane.dictionary->symbol_of[codes[c] >> raw_bits];
-            out.raw[size_t{ t } * n_channels + c] = codes[c] & ((1u << raw_bits) - 1);
+        for (uint32_t first = 0; first < n_channels; first += n_lanes) {
+            uint8_t * const group = &out.symbols[(size_t{ first } / n_lanes * n_tokens + t) * n_lanes];
+            const uint32_t  n     = std::min(n_lanes, n_channels - first);
+            for (uint32_t lane = 0; lane < n; lane++) {
+                group[lane] = plane.dictionary->symbol_of[codes[first + lane] >> raw_bits];
+            }
+        }
+        for (uint32_t c = 0; has_raw && c < n_channels; c++) {
+            raw.put(codes[c] & ((1u << raw_bits) - 1), raw_bits);
         }
         for (uint32_t b = 0; has_blocks && b < n_channels / 32; b++) {
             out.scales[size_t{ t } * (n_channels / 32) + b] = get_le<uint16_t>(&native[size_t{ b } * block_bytes]);
         }
     }
+    raw.finish();
 }
 
 } // namespace
@@ -101,15 +110,16 @@ uint32_t upper_bits_of(uint8_t type) {
     }
 }
 
-void make_symbols(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, token_symbols & out) {
+void make_symbols(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, bool has_raw,
+                  token_symbols & out) {
     const uint32_t n_channels = plane.record.n_channels;
     const bool     is_exact   = static_cast<plane_mode>(plane.record.mode) == plane_mode::exact;
     const bool     has_blocks = plane.record.type == CACHEGEN_TYPE_Q8_0 || plane.record.type == CACHEGEN_TYPE_Q4_0;
     out.symbols.assign((size_t{ n_channels } + n_lanes - 1) / n_lanes * n_lanes * n_tokens, 0);
     out.scales.assign(size_t{ n_tokens } * (!is_exact ? 1 : has_blocks ? n_channels / 32 : 0), 0);
-    out.raw.assign(is_exact ? size_t{ n_tokens } * n_channels : 0, 0);
+    out.raw.clear();
     if (is_exact) {
-        make_exact(plane, first_token, n_tokens, out);
+        make_exact(plane, first_token, n_tokens, has_raw, out);
     } else {
         make_lossy(plane, first_token, n_tokens, out);
     }

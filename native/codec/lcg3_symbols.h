@@ -26,11 +26,12 @@ struct source_plane {
 struct token_symbols {
     std::vector<uint8_t>  symbols; // [n_groups][n_tokens][32]
     std::vector<uint32_t> scales;  // [n_tokens][n_scales_a_row], bit patterns
-    std::vector<uint32_t> raw;     // exact: [n_tokens][n_channels], the bits below the symbols
+    std::vector<uint8_t>  raw;     // exact: [n_tokens][n_channels] packed, the bits below the symbols
 };
 
-// tokens are counted in the source; throws ERR_NON_FINITE and others
-void make_symbols(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, token_symbols & out);
+// tokens are counted in the source; has_raw: with the raw bits; throws ERR_NON_FINITE and others
+void make_symbols(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, bool has_raw,
+                  token_symbols & out);
 
 // bits of an exact plane's values that become symbols, and how often each value of them occurs; counts: 512 numbers
 uint32_t upper_bits_of(uint8_t type);

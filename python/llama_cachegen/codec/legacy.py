@@ -216,11 +216,20 @@ class Ckg1Archive:
         Raises:
             ArchiveError: a tile is damaged.
         """
-        reader = self._open_reader()
         page = np.zeros(self.page_bytes, dtype=np.uint8)
+        self.decode_into(page, n_threads=n_threads)
+        return page
+
+    def decode_into(self, page: NDArray[np.uint8], *, n_threads: int = 1) -> None:
+        """The whole page into an array: uint8 [page_bytes], contiguous.
+
+        Raises:
+            ArchiveError: a tile is damaged; the array may have been written in part.
+            CodecError: the array has another size.
+        """
+        reader = self._open_reader()
         with executor(n_threads) as pool:
             check(lib.cachegen_ckg1_decode(reader, ffi.from_buffer(page, require_writable=True), page.nbytes, pool))
-        return page
 
     def close(self) -> None:
         """Release the reader. A second call does nothing."""
