@@ -67,6 +67,9 @@ enum cachegen_status {
     CACHEGEN_ERR_UNSUPPORTED = 40, /* no such type, layout or mode in this library */
     CACHEGEN_ERR_MISMATCH    = 41, /* the destination is not what the archive holds */
 
+    /* the caller */
+    CACHEGEN_ERR_CALLBACK = 50, /* a function of the caller asked to stop */
+
     /* the system */
     CACHEGEN_ERR_OUT_OF_MEMORY = 70,
     CACHEGEN_ERR_INTERNAL      = 71
@@ -194,6 +197,8 @@ struct cachegen_lcg3_plane {
     uint32_t is_unrotated;  /* lossy: 1: the values are coded as they were before the rotation */
     uint32_t n_symbols;     /* lossy: odd, 3 to 63; the encoder's levels are uniform from -1 to 1 */
     uint32_t scale_type;    /* lossy: type of a scale: F32, F16 (values above 65,504 in magnitude: refused) or BF16 */
+    uint32_t first_token;   /* the plane holds tokens from this one on, as a sliding window does; 0: all */
+    uint32_t reserved0;     /* IN 0 */
     uint64_t payload_bytes; /* OUT by describe: bytes of all its units */
     uint64_t symbol_bytes;  /* OUT by describe: of them, words of the entropy coder */
 };
@@ -226,9 +231,10 @@ struct cachegen_lcg3_info {
 /* A validated archive. */
 struct cachegen_lcg3;
 
-/* Where one plane goes. rows.data NULL leaves the plane out. */
+/* Where one plane goes. rows.data NULL leaves the plane out. Token 0 of rows is the range's first token that the plane
+   holds. */
 struct cachegen_lcg3_destination {
-    struct cachegen_rows rows;      /* IN n_tokens at least as many as are decoded; any type and layout */
+    struct cachegen_rows rows;      /* IN n_tokens at least as many as are decoded into it; any type and layout */
     uint32_t             n_rot;     /* IN Hadamard rotation the destination wants, 0 for none */
     uint32_t             reserved0; /* IN 0 */
 };
@@ -236,7 +242,7 @@ struct cachegen_lcg3_destination {
 /*
  * Encode a page.
  * planes    IN  n_planes
- * sources   IN  n_planes, each with the same n_tokens; their data is not changed
+ * sources   IN  n_planes; first_token + n_tokens is the same for all; their data is not changed
  * options   IN
  * executor  IN  NULL: on the calling thread
  * archive   OUT the archive, owned by the caller, to be freed with cachegen_free
@@ -248,7 +254,26 @@ CACHEGEN_API int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * pla
                                           const struct cachegen_executor * executor, void ** archive,
                                           uint64_t * n_bytes);
 
-/* bytes  IN  what cachegen_lcg3_encode returned; NULL does nothing */
+/* Where an archive is written, piece by piece. */
+struct cachegen_sink {
+    void * state; /* IN handed back to write; the caller's */
+    /* 0 to go on, another number to stop: the call then fails with ERR_CALLBACK */
+    int32_t (*write)(void * state, uint64_t offset, const void * bytes, uint64_t n_bytes);
+};
+
+/*
+ * The same without the archive in memory. The payload is written in order, on the calling thread, beginning where the
+ * metadata will end; the metadata comes last, at offset 0. If this fails, what was written is no archive.
+ * sink     IN
+ * n_bytes  OUT the archive's size
+ */
+CACHEGEN_API int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes,
+                                             const struct cachegen_rows * sources, uint64_t n_planes,
+                                             const struct cachegen_lcg3_options * options,
+                                             const struct cachegen_executor *     executor,
+                                             const struct cachegen_sink * sink, uint64_t * n_bytes);
+
+/* bytes  IN  what an encoder of this library returned; NULL does nothing */
 CACHEGEN_API void cachegen_free(void * bytes);
 
 /*

@@ -103,7 +103,7 @@ header parse_header(const void * bytes, uint64_t n_bytes) {
     return head;
 }
 
-void check_plane(const plane_record & plane, uint32_t index, uint32_t n_sets) {
+void check_plane(const plane_record & plane, uint32_t index, uint32_t n_sets, uint32_t n_tokens) {
     if (plane.kind < 1 || plane.kind > 3 || plane.mode > 2) {
         fail(CACHEGEN_ERR_UNSUPPORTED, "plane %u: kind %u, mode %u", index, plane.kind, plane.mode);
     }
@@ -111,6 +111,9 @@ void check_plane(const plane_record & plane, uint32_t index, uint32_t n_sets) {
     if (plane.n_channels < 1 || plane.n_channels > max_channels ||
         (is_block_type(plane.type) && plane.n_channels % 32 != 0)) {
         fail(CACHEGEN_ERR_GEOMETRY, "plane %u: %u channels of type %u", index, plane.n_channels, plane.type);
+    }
+    if (plane.first_token >= n_tokens) {
+        fail(CACHEGEN_ERR_GEOMETRY, "plane %u begins at token %u of %u", index, plane.first_token, n_tokens);
     }
     if (plane.n_rot != 0 && (plane.n_rot < 2 || plane.n_rot > max_rotation || (plane.n_rot & (plane.n_rot - 1)) != 0 ||
                              plane.n_channels % plane.n_rot != 0)) {
@@ -242,8 +245,18 @@ void check_set_values(const archive & source, uint32_t index) {
 
 } // namespace
 
-uint32_t archive::block_n_tokens(uint32_t block) const {
-    return std::min(head.block_tokens, head.n_tokens - block_first_token(block));
+uint32_t archive::unit_first_token(uint32_t block, uint32_t plane) const {
+    return std::max(block_first_token(block), planes[plane].first_token);
+}
+
+uint32_t archive::unit_n_tokens(uint32_t block, uint32_t plane) const {
+    const uint32_t begin = block_first_token(block);
+    const uint32_t end   = begin + std::min(head.block_tokens, head.n_tokens - begin);
+    return end - std::min(end, unit_first_token(block, plane));
+}
+
+uint32_t archive::n_exact_rows(uint32_t plane) const {
+    return head.n_exact_tokens - std::min(head.n_exact_tokens, planes[plane].first_token);
 }
 
 uint32_t n_scales_a_row(const plane_record & plane) {
@@ -270,7 +283,7 @@ archive parse_archive(const void * bytes, uint64_t n_bytes) {
     result.planes.resize(head.n_planes);
     memcpy(result.planes.data(), records, head.n_planes * sizeof(plane_record));
     for (uint32_t p = 0; p < head.n_planes; p++) {
-        check_plane(result.planes[p], p, head.n_sets);
+        check_plane(result.planes[p], p, head.n_sets, head.n_tokens);
     }
 
     const uint64_t tables_begin = input.offset();
@@ -308,8 +321,8 @@ archive parse_archive(const void * bytes, uint64_t n_bytes) {
     uint64_t offset     = align_up(head.metadata_bytes, payload_alignment);
     result.exact_offset = offset;
     result.exact_bytes  = 0;
-    for (const auto & plane : result.planes) {
-        result.exact_bytes += head.n_exact_tokens * native_row_bytes(plane); // below 2^48
+    for (uint32_t p = 0; p < head.n_planes; p++) {
+        result.exact_bytes += result.n_exact_rows(p) * native_row_bytes(result.planes[p]); // below 2^48
     }
     offset = align_up(offset + result.exact_bytes, payload_alignment);
     result.unit_offsets.resize(n_units + 1);
@@ -317,6 +330,12 @@ archive parse_archive(const void * bytes, uint64_t n_bytes) {
         const auto unit_bytes = get_le<uint32_t>(sizes + 4 * u);
         if (unit_bytes % unit_alignment != 0) {
             fail(CACHEGEN_ERR_GEOMETRY, "unit %llu has %u bytes; units are multiples of 16", (ull) u, unit_bytes);
+        }
+        const auto block = static_cast<uint32_t>(u / head.n_planes);
+        const auto plane = static_cast<uint32_t>(u % head.n_planes);
+        if (unit_bytes != 0 && result.unit_n_tokens(block, plane) == 0) {
+            fail(CACHEGEN_ERR_GEOMETRY, "unit %llu has %u bytes for no token: its plane begins later", (ull) u,
+                 unit_bytes);
         }
         result.unit_offsets[u] = offset;
         offset += unit_bytes;
@@ -358,7 +377,7 @@ unit_view parse_unit(const archive & source, uint32_t block, uint32_t plane_inde
     reader               input(source.bytes + begin, source.unit_end(block, plane_index) - begin);
 
     unit_view unit{};
-    unit.n_rows         = source.block_n_tokens(block);
+    unit.n_rows         = source.unit_n_tokens(block, plane_index);
     unit.n_groups       = (plane.n_channels + n_lanes - 1) / n_lanes;
     unit.n_scales_a_row = n_scales_a_row(plane);
 

@@ -38,9 +38,12 @@ struct archive {
     uint64_t unit_end(uint32_t block, uint32_t plane) const {
         return unit_offsets[uint64_t{ block } * head.n_planes + plane + 1];
     }
-    // tokens of a block, and the first of them
+    // first token of a block
     uint32_t block_first_token(uint32_t block) const { return head.n_exact_tokens + block * head.block_tokens; }
-    uint32_t block_n_tokens(uint32_t block) const;
+    // of a unit, whose plane may begin later than its block
+    uint32_t unit_first_token(uint32_t block, uint32_t plane) const;
+    uint32_t unit_n_tokens(uint32_t block, uint32_t plane) const; // 0: the unit has no bytes
+    uint32_t n_exact_rows(uint32_t plane) const;
 };
 
 // throws cachegen::error; allocates in proportion to n_bytes at most
@@ -52,6 +55,21 @@ void check_block_digest(const archive & source, uint32_t block);
 
 // XXH3, 64 bits
 uint64_t digest_of(const void * bytes, uint64_t n_bytes);
+
+// the same of bytes that come in pieces
+class stream_digest {
+  public:
+    stream_digest();
+    ~stream_digest();
+    stream_digest(const stream_digest &)             = delete;
+    stream_digest & operator=(const stream_digest &) = delete;
+
+    void     update(const void * bytes, uint64_t n_bytes);
+    uint64_t value() const;
+
+  private:
+    void * state_;
+};
 
 // One lossy or exact unit, its parts checked against its size.
 struct unit_view {

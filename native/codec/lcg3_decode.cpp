@@ -219,7 +219,7 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
         row_tables.resize(unit.n_rows * row_table_bytes);
         fp16.make_tables(levels, set.record.n_symbols, scales.data(), unit.n_rows, row_tables.data());
     }
-    const uint64_t block_token = task.source->block_first_token(task.block);
+    const uint64_t block_token = task.source->unit_first_token(task.block, task.plane);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
         const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
         const uint32_t n_channels = std::min(n_groups * n_lanes, plane.n_channels - first_group * n_lanes);
@@ -324,7 +324,7 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
     std::unique_ptr<uint8_t[]> native(new uint8_t[tile_tokens * row_stride]);
     std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
 
-    const uint64_t block_token = task.source->block_first_token(task.block);
+    const uint64_t block_token = task.source->unit_first_token(task.block, task.plane);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
         const uint32_t n_groups   = std::min(groups_a_span, unit.n_groups - first_group);
         const uint32_t n_channels = std::min(n_groups * n_lanes, plane.n_channels - first_group * n_lanes);
@@ -349,7 +349,7 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
 void decode_raw(const unit_task & task) {
     const plane_record & plane     = task.record();
     const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
-    const uint64_t       n_rows    = task.source->block_n_tokens(task.block);
+    const uint64_t       n_rows    = task.source->unit_n_tokens(task.block, task.plane);
     const uint64_t       begin     = task.source->unit_begin(task.block, task.plane);
     const uint64_t       n_bytes   = task.source->unit_end(task.block, task.plane) - begin;
     if (n_bytes != (n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment) {
@@ -361,12 +361,15 @@ void decode_raw(const unit_task & task) {
             fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: padding that is not 0", task.block, task.plane);
         }
     }
-    store_native(task, task.source->block_first_token(task.block), n_rows, 0, plane.n_channels,
+    store_native(task, task.source->unit_first_token(task.block, task.plane), n_rows, 0, plane.n_channels,
                  task.source->bytes + begin, row_bytes);
 }
 
 void decode_unit(const unit_task & task) {
     const auto mode = static_cast<plane_mode>(task.record().mode);
+    if (task.source->unit_n_tokens(task.block, task.plane) == 0) {
+        return; // the plane begins later
+    }
     if (mode == plane_mode::raw) {
         decode_raw(task);
         return;
@@ -377,6 +380,18 @@ void decode_unit(const unit_task & task) {
     } else {
         decode_exact(task, unit);
     }
+}
+
+// the tokens of a range that a plane holds
+struct token_range {
+    uint64_t first;
+    uint64_t n;
+};
+
+token_range range_of(const plane_record & plane, uint64_t first_token, uint64_t n_tokens) {
+    const uint64_t begin = std::max<uint64_t>(first_token, plane.first_token);
+    const uint64_t end   = first_token + n_tokens;
+    return { begin, end - std::min(begin, end) };
 }
 
 void check_destination(const archive & source, uint32_t index, const cachegen_lcg3_destination & destination,
@@ -408,8 +423,11 @@ void decode(const archive & source, uint64_t first_token, uint64_t n_tokens,
     std::vector<uint32_t> wanted;
     for (uint32_t p = 0; p < head.n_planes; p++) {
         if (destinations[p].rows.data != nullptr) {
-            check_destination(source, p, destinations[p], n_tokens);
-            wanted.push_back(p);
+            const token_range range = range_of(source.planes[p], first_token, n_tokens);
+            check_destination(source, p, destinations[p], range.n);
+            if (range.n > 0) {
+                wanted.push_back(p);
+            }
         }
     }
 
@@ -435,17 +453,20 @@ void decode(const archive & source, uint64_t first_token, uint64_t n_tokens,
         uint64_t offset = source.exact_offset;
         for (uint32_t p = 0; p < head.n_planes; p++) {
             const uint64_t row_bytes = native_bytes(source.planes[p].type, source.planes[p].n_channels);
-            if (destinations[p].rows.data != nullptr) {
-                const unit_task task{ &source, 0, p, first_token, n_tokens, &destinations[p] };
-                store_native(task, 0, head.n_exact_tokens, 0, source.planes[p].n_channels, source.bytes + offset,
-                             row_bytes);
+            const uint32_t n_rows    = source.n_exact_rows(p);
+            if (destinations[p].rows.data != nullptr && n_rows > 0) {
+                const token_range range = range_of(source.planes[p], first_token, n_tokens);
+                const unit_task   task{ &source, 0, p, range.first, range.n, &destinations[p] };
+                store_native(task, source.planes[p].first_token, n_rows, 0, source.planes[p].n_channels,
+                             source.bytes + offset, row_bytes);
             }
-            offset += head.n_exact_tokens * row_bytes;
+            offset += n_rows * row_bytes;
         }
     }
     run_tasks(executor, uint64_t{ n_blocks } * wanted.size(), [&](uint64_t i) {
-        const uint32_t p = wanted[i % wanted.size()];
-        decode_unit({ &source, first_block + static_cast<uint32_t>(i / wanted.size()), p, first_token, n_tokens,
+        const uint32_t    p     = wanted[i % wanted.size()];
+        const token_range range = range_of(source.planes[p], first_token, n_tokens);
+        decode_unit({ &source, first_block + static_cast<uint32_t>(i / wanted.size()), p, range.first, range.n,
                       &destinations[p] });
     });
 }
@@ -518,9 +539,10 @@ int32_t cachegen_lcg3_describe(const struct cachegen_lcg3 * reader, struct cache
             plane.is_unrotated  = record.flags & lcg3::plane_flag_unrotated;
             plane.n_symbols     = record.mode == CACHEGEN_LCG3_RAW ? 0 : source.sets[record.set].record.n_symbols;
             plane.scale_type    = record.scale_type;
+            plane.first_token   = record.first_token;
             for (uint32_t b = 0; b < source.n_blocks; b++) {
                 plane.payload_bytes += source.unit_end(b, p) - source.unit_begin(b, p);
-                if (record.mode != CACHEGEN_LCG3_RAW) {
+                if (record.mode != CACHEGEN_LCG3_RAW && source.unit_n_tokens(b, p) > 0) {
                     const auto unit = lcg3::parse_unit(source, b, p);
                     plane.symbol_bytes += static_cast<uint64_t>(unit.words_end - unit.group_words[0]);
                 }

@@ -24,47 +24,43 @@ using ull = unsigned long long;
 
 constexpr uint32_t chunk_tokens       = 32; // of the sample
 constexpr uint32_t n_lloyd_iterations = 12;
-constexpr uint32_t groups_a_step      = 2;     // encoded side by side
-constexpr uint64_t model_values       = 65536; // a model for less would cost more than it saves
+constexpr uint32_t groups_a_step      = 2;         // encoded side by side
+constexpr uint64_t values_a_wave      = 16u << 20; // coded before they are written
+constexpr uint64_t model_values       = 65536;     // a model for less would cost more than it saves
 
-// The archive while it grows, to be handed to the caller. realloc() moves pages instead of copying them.
-class growing_buffer {
+// Where the archive goes: bytes at growing offsets, then the metadata at offset 0.
+class archive_sink {
   public:
-    growing_buffer()                                   = default;
-    growing_buffer(const growing_buffer &)             = delete;
-    growing_buffer & operator=(const growing_buffer &) = delete;
-    ~growing_buffer() { free(bytes_); }
+    virtual ~archive_sink()                                                   = default;
+    virtual void write(uint64_t offset, const void * bytes, uint64_t n_bytes) = 0;
+};
 
-    uint8_t * data() { return bytes_; }
-    uint64_t  size() const { return size_; }
+// into memory that is handed to the caller; realloc() moves pages instead of copying them
+class memory_sink : public archive_sink {
+  public:
+    memory_sink()                                = default;
+    memory_sink(const memory_sink &)             = delete;
+    memory_sink & operator=(const memory_sink &) = delete;
+    ~memory_sink() override { free(bytes_); }
 
-    // n more bytes, zeroed
-    uint8_t * grow(uint64_t n) {
-        const uint64_t wanted = add_or_fail(size_, n, "the archive");
-        if (wanted > capacity_) {
-            const uint64_t capacity = std::max(wanted, capacity_ + capacity_ / 8 + 65536);
-            void *         bytes    = realloc(bytes_, capacity);
-            if (bytes == nullptr) {
+    void write(uint64_t offset, const void * bytes, uint64_t n_bytes) override {
+        const uint64_t end = add_or_fail(offset, n_bytes, "the archive");
+        if (end > capacity_) {
+            const uint64_t capacity = std::max(end, capacity_ + capacity_ / 8 + 65536);
+            void *         grown    = realloc(bytes_, capacity);
+            if (grown == nullptr) {
                 throw std::bad_alloc();
             }
-            bytes_    = static_cast<uint8_t *>(bytes);
+            bytes_    = static_cast<uint8_t *>(grown);
             capacity_ = capacity;
         }
-        uint8_t * result = bytes_ + size_;
-        memset(result, 0, n);
-        size_ = wanted;
-        return result;
-    }
-
-    void append(const void * bytes, uint64_t n) {
-        if (n > 0) {
-            memcpy(grow(n), bytes, n);
+        if (n_bytes > 0) {
+            memcpy(bytes_ + offset, bytes, n_bytes);
         }
     }
-    void align(uint64_t alignment) { grow((alignment - size_ % alignment) % alignment); }
 
-    void * release() {
-        void * shrunk = realloc(bytes_, size_);
+    void * release(uint64_t n_bytes) {
+        void * shrunk = realloc(bytes_, n_bytes);
         void * result = shrunk ? shrunk : bytes_;
         bytes_        = nullptr;
         return result;
@@ -72,9 +68,36 @@ class growing_buffer {
 
   private:
     uint8_t * bytes_    = nullptr;
-    uint64_t  size_     = 0;
     uint64_t  capacity_ = 0;
 };
+
+// to a function of the caller
+class callback_sink : public archive_sink {
+  public:
+    explicit callback_sink(const cachegen_sink & sink) : sink_(sink) {}
+
+    void write(uint64_t offset, const void * bytes, uint64_t n_bytes) override {
+        if (n_bytes > 0 && sink_.write(sink_.state, offset, bytes, n_bytes) != 0) {
+            fail(CACHEGEN_ERR_CALLBACK, "the sink refused %llu bytes at offset %llu", (ull) n_bytes, (ull) offset);
+        }
+    }
+
+  private:
+    const cachegen_sink & sink_;
+};
+
+// rows of a plane's source
+struct row_range {
+    uint64_t first;
+    uint32_t n;
+};
+
+// the rows that a plane has of some tokens
+row_range rows_of(const source_plane & plane, uint64_t first_token, uint32_t n_tokens) {
+    const uint64_t begin = std::max<uint64_t>(first_token, plane.record.first_token);
+    const uint64_t end   = first_token + n_tokens;
+    return { begin - plane.record.first_token, static_cast<uint32_t>(end - std::min(begin, end)) };
+}
 
 struct page_encoder {
     std::vector<source_plane>                       planes;
@@ -118,7 +141,9 @@ struct page_encoder {
     void                 assign_sets();
     void                 train(set & one);
     std::vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
-    void                 write(growing_buffer & out) const;
+    std::vector<uint8_t> make_metadata(const std::vector<uint32_t> & unit_sizes,
+                                       const std::vector<uint64_t> & digests) const;
+    uint64_t             write(archive_sink & sink) const;
 };
 
 void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes) {
@@ -143,7 +168,7 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
             fail(CACHEGEN_ERR_ARGUMENT, "a profile's name is printable ASCII without blanks, padded with zeros");
         }
     }
-    const uint64_t tokens = sources[0].n_tokens;
+    const uint64_t tokens = add_or_fail(described[0].first_token, sources[0].n_tokens, "a page's tokens");
     if (tokens < 1 || tokens > max_tokens) {
         fail(CACHEGEN_ERR_ARGUMENT, "%llu tokens; 1 to %u are possible", (ull) tokens, max_tokens);
     }
@@ -159,14 +184,14 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
                  sizeof(plane));
         }
         validate_rows(sources[p], "a source");
-        if (sources[p].n_tokens != tokens || sources[p].type != plane.type ||
-            sources[p].n_channels != plane.n_channels) {
+        if (plane.first_token >= tokens || sources[p].n_tokens != tokens - plane.first_token ||
+            sources[p].type != plane.type || sources[p].n_channels != plane.n_channels) {
             fail(CACHEGEN_ERR_MISMATCH,
-                 "plane %llu is described as %llu tokens x %u channels of type %u; its source is another", (ull) p,
-                 (ull) tokens, plane.n_channels, plane.type);
+                 "plane %llu is described as tokens %u to %llu x %u channels of type %u; its source is another",
+                 (ull) p, plane.first_token, (ull) tokens, plane.n_channels, plane.type);
         }
         if (plane.n_channels > max_channels || plane.kind < 1 || plane.kind > 3 || plane.mode > CACHEGEN_LCG3_EXACT ||
-            plane.is_unrotated > 1) {
+            plane.is_unrotated > 1 || plane.reserved0 != 0) {
             fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: %u channels, kind %u, mode %u", (ull) p, plane.n_channels,
                  plane.kind, plane.mode);
         }
@@ -176,13 +201,14 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
                  plane.n_channels);
         }
         source_plane source{};
-        source.rows              = &sources[p];
-        source.record.layer      = plane.layer;
-        source.record.kind       = static_cast<uint8_t>(plane.kind);
-        source.record.mode       = static_cast<uint8_t>(plane.mode);
-        source.record.type       = static_cast<uint8_t>(plane.type);
-        source.record.n_channels = plane.n_channels;
-        source.record.n_rot      = static_cast<uint16_t>(plane.n_rot);
+        source.rows               = &sources[p];
+        source.record.layer       = plane.layer;
+        source.record.kind        = static_cast<uint8_t>(plane.kind);
+        source.record.mode        = static_cast<uint8_t>(plane.mode);
+        source.record.type        = static_cast<uint8_t>(plane.type);
+        source.record.n_channels  = plane.n_channels;
+        source.record.n_rot       = static_cast<uint16_t>(plane.n_rot);
+        source.record.first_token = plane.first_token;
         if (plane.mode == CACHEGEN_LCG3_LOSSY) {
             if (plane.n_symbols < 3 || plane.n_symbols > 63 || plane.n_symbols % 2 == 0) {
                 fail(CACHEGEN_ERR_ARGUMENT, "plane %llu: %u symbols; choose an odd number from 3 to 63", (ull) p,
@@ -217,8 +243,10 @@ void page_encoder::make_dictionaries() {
         uint64_t   counts[512] = {};
         std::mutex mutex;
         run_tasks(executor, members.size(), [&](uint64_t i) {
-            uint64_t own[512] = {};
-            count_upper_bits(planes[members[i]], options.n_exact_tokens, n_tokens - options.n_exact_tokens, own);
+            uint64_t        own[512] = {};
+            const row_range rows =
+                rows_of(planes[members[i]], options.n_exact_tokens, n_tokens - options.n_exact_tokens);
+            count_upper_bits(planes[members[i]], rows.first, rows.n, own);
             const std::lock_guard<std::mutex> lock(mutex);
             for (uint32_t v = 0; v < 512; v++) {
                 counts[v] += own[v];
@@ -281,8 +309,12 @@ void page_encoder::train(set & one) {
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
-        for (const auto & [first_token, n] : chunks) {
-            make_symbols(plane, first_token, n, false, symbols);
+        for (const auto & [first_token, n_chunk] : chunks) {
+            const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
+            if (n == 0) {
+                continue;
+            }
+            make_symbols(plane, first_row, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_symbols(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                               one.first_channel[i] + c, counts);
@@ -307,8 +339,12 @@ void page_encoder::train(set & one) {
         const source_plane &  plane = planes[one.planes[i]];
         token_symbols         symbols;
         std::vector<uint64_t> own(n_counts);
-        for (const auto & [first_token, n] : chunks) {
-            make_symbols(plane, first_token, n, false, symbols);
+        for (const auto & [first_token, n_chunk] : chunks) {
+            const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
+            if (n == 0) {
+                continue;
+            }
+            make_symbols(plane, first_row, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_pairs(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                             &one.choice.model_of_channel[one.first_channel[i] + c], one.class_of, one.n_classes,
@@ -341,19 +377,23 @@ void page_encoder::train(set & one) {
 std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
     const source_plane & plane       = planes[plane_index];
     const uint64_t       first_token = options.n_exact_tokens + uint64_t{ block } * options.block_tokens;
-    const auto     n_rows     = static_cast<uint32_t>(std::min<uint64_t>(options.block_tokens, n_tokens - first_token));
+    const auto [first_row, n_rows]   = rows_of(
+        plane, first_token, static_cast<uint32_t>(std::min<uint64_t>(options.block_tokens, n_tokens - first_token)));
     const uint32_t n_channels = plane.record.n_channels;
 
     std::vector<uint8_t> unit;
+    if (n_rows == 0) {
+        return unit; // the plane begins later
+    }
     if (plane.record.mode == CACHEGEN_LCG3_RAW) {
         const uint64_t row_bytes = native_bytes(plane.record.type, n_channels);
         unit.resize((n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment);
-        fetch_native(*plane.rows, first_token, n_rows, 0, n_channels, unit.data(), row_bytes);
+        fetch_native(*plane.rows, first_row, n_rows, 0, n_channels, unit.data(), row_bytes);
         return unit;
     }
 
     token_symbols symbols;
-    make_symbols(plane, first_token, n_rows, true, symbols);
+    make_symbols(plane, first_row, n_rows, true, symbols);
 
     unit_record record{};
     if (!symbols.scales.empty()) {
@@ -417,8 +457,27 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     return unit;
 }
 
-void page_encoder::write(growing_buffer & out) const {
-    header head{};
+// Bytes appended to a vector.
+class byte_writer {
+  public:
+    void append(const void * bytes, size_t n) {
+        const auto * begin = static_cast<const uint8_t *>(bytes);
+        out_.insert(out_.end(), begin, begin + n);
+    }
+    template <typename T> void put(const T & value) { append(&value, sizeof(value)); }
+    void align(size_t alignment) { out_.resize((out_.size() + alignment - 1) / alignment * alignment); }
+    std::vector<uint8_t> & bytes() { return out_; }
+
+  private:
+    std::vector<uint8_t> out_;
+};
+
+// Everything before the payload, complete but for archive_bytes and the metadata's own digest; its size does not depend
+// on the numbers given.
+std::vector<uint8_t> page_encoder::make_metadata(const std::vector<uint32_t> & unit_sizes,
+                                                 const std::vector<uint64_t> & digests) const {
+    byte_writer out;
+    header      head{};
     head.magic          = magic;
     head.version        = version;
     head.header_bytes   = sizeof(head);
@@ -428,33 +487,26 @@ void page_encoder::write(growing_buffer & out) const {
     head.n_planes       = static_cast<uint32_t>(planes.size());
     head.n_sets         = static_cast<uint32_t>(sets.size());
     memcpy(head.profile, options.profile, sizeof(head.profile));
-    out.append(&head, sizeof(head));
+    out.put(head);
     for (const auto & plane : planes) {
-        out.append(&plane.record, sizeof(plane.record));
+        out.put(plane.record);
     }
     for (const auto & one : sets) {
-        const set_record record{ static_cast<uint8_t>(one.n_symbols),
-                                 static_cast<uint8_t>(one.n_classes),
-                                 one.class_of[one.n_symbols / 2],
-                                 0,
-                                 static_cast<uint16_t>(one.choice.n_models),
-                                 0 };
-        out.append(&record, sizeof(record));
+        out.put(set_record{ static_cast<uint8_t>(one.n_symbols), static_cast<uint8_t>(one.n_classes),
+                            one.class_of[one.n_symbols / 2], 0, static_cast<uint16_t>(one.choice.n_models), 0 });
         for (uint32_t s = 0; s < one.n_symbols; s++) {
             if (one.dictionary) {
-                out.append(&one.dictionary->values[s], sizeof(uint32_t));
+                out.put(one.dictionary->values[s]);
             } else {
-                const auto  centre = static_cast<float>(one.n_symbols / 2);
-                const float level  = (static_cast<float>(s) - centre) / centre;
-                out.append(&level, sizeof(level));
+                const auto centre = static_cast<float>(one.n_symbols / 2);
+                out.put((static_cast<float>(s) - centre) / centre);
             }
         }
         out.append(one.class_of, one.n_symbols);
         for (const uint16_t frequency : one.frequencies) {
-            const auto byte = static_cast<uint8_t>(std::min<uint16_t>(frequency, 255));
-            out.append(&byte, 1);
-            if (byte == 255) {
-                out.append(&frequency, sizeof(frequency));
+            out.put(static_cast<uint8_t>(std::min<uint16_t>(frequency, 255)));
+            if (frequency >= 255) {
+                out.put(frequency);
             }
         }
         out.align(8);
@@ -468,44 +520,75 @@ void page_encoder::write(growing_buffer & out) const {
         }
     }
     out.align(8);
+    out.append(unit_sizes.data(), unit_sizes.size() * sizeof(uint32_t));
+    out.align(8);
+    out.append(digests.data(), digests.size() * sizeof(uint64_t));
+    out.put(uint64_t{ 0 });
+    return std::move(out.bytes());
+}
 
-    const uint64_t n_units      = uint64_t{ n_blocks } * planes.size();
-    const uint64_t sizes_offset = out.size();
-    out.grow(4 * (n_units + n_units % 2));
-    const uint64_t digests_offset = out.size();
-    out.grow(8 * (uint64_t{ n_blocks } + 1));
-    const uint64_t metadata_end = out.size() + sizeof(uint64_t);
-    out.grow(sizeof(uint64_t));
+// Writes the payload, then the metadata. Returns the archive's size.
+uint64_t page_encoder::write(archive_sink & sink) const {
+    const auto align_to = [](uint64_t n, uint64_t alignment) { return (n + alignment - 1) / alignment * alignment; };
+    std::vector<uint32_t> unit_sizes(uint64_t{ n_blocks } * planes.size());
+    std::vector<uint64_t> digests(uint64_t{ n_blocks } + 1);
+    const uint64_t        metadata_bytes = make_metadata(unit_sizes, digests).size();
+    const uint64_t        exact_begin    = align_to(metadata_bytes, payload_alignment);
+    uint64_t              offset         = exact_begin;
 
-    out.align(payload_alignment);
-    const uint64_t exact_begin = out.size();
+    constexpr uint32_t rows_a_write = 256;
+    stream_digest      exact_digest;
     for (const auto & plane : planes) {
-        const uint64_t row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
-        fetch_native(*plane.rows, 0, options.n_exact_tokens, 0, plane.record.n_channels,
-                     out.grow(options.n_exact_tokens * row_bytes), row_bytes);
-    }
-    put_le<uint64_t>(out.data() + digests_offset, digest_of(out.data() + exact_begin, out.size() - exact_begin));
-    out.align(payload_alignment);
-
-    std::vector<std::vector<uint8_t>> units(planes.size());
-    for (uint32_t block = 0; block < n_blocks; block++) {
-        run_tasks(executor, planes.size(),
-                  [&](uint64_t p) { units[p] = encode_unit(static_cast<uint32_t>(p), block); });
-        const uint64_t begin = out.size();
-        for (size_t p = 0; p < planes.size(); p++) {
-            out.append(units[p].data(), units[p].size());
-            put_le<uint32_t>(out.data() + sizes_offset + 4 * (block * planes.size() + p),
-                             static_cast<uint32_t>(units[p].size()));
+        const uint64_t  row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
+        const row_range rows      = rows_of(plane, 0, options.n_exact_tokens);
+        for (uint32_t t = 0; t < rows.n; t += rows_a_write) {
+            const uint32_t       n = std::min(rows_a_write, rows.n - t);
+            std::vector<uint8_t> bytes(n * row_bytes);
+            fetch_native(*plane.rows, rows.first + t, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
+            exact_digest.update(bytes.data(), bytes.size());
+            sink.write(offset, bytes.data(), bytes.size());
+            offset += bytes.size();
         }
-        put_le<uint64_t>(out.data() + digests_offset + 8 * (uint64_t{ block } + 1),
-                         digest_of(out.data() + begin, out.size() - begin));
+    }
+    digests[0] = exact_digest.value();
+    const std::vector<uint8_t> padding(align_to(offset, payload_alignment) - offset);
+    sink.write(offset, padding.data(), padding.size());
+    offset += padding.size();
+
+    // as many planes at a time as keep their units small
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        stream_digest digest;
+        for (size_t first = 0; first < planes.size();) {
+            size_t   n_wave   = 0;
+            uint64_t n_values = 0;
+            while (first + n_wave < planes.size() && (n_wave == 0 || n_values < values_a_wave)) {
+                n_values += uint64_t{ options.block_tokens } * planes[first + n_wave].record.n_channels;
+                n_wave++;
+            }
+            std::vector<std::vector<uint8_t>> units(n_wave);
+            run_tasks(executor, n_wave,
+                      [&](uint64_t i) { units[i] = encode_unit(static_cast<uint32_t>(first + i), block); });
+            for (size_t i = 0; i < n_wave; i++) {
+                digest.update(units[i].data(), units[i].size());
+                sink.write(offset, units[i].data(), units[i].size());
+                offset += units[i].size();
+                unit_sizes[block * planes.size() + first + i] = static_cast<uint32_t>(units[i].size());
+            }
+            first += n_wave;
+        }
+        digests[uint64_t{ block } + 1] = digest.value();
     }
 
-    head.archive_bytes  = out.size();
-    head.metadata_bytes = metadata_end;
-    put_le(out.data(), head);
-    put_le<uint64_t>(out.data() + metadata_end - sizeof(uint64_t),
-                     digest_of(out.data(), metadata_end - sizeof(uint64_t)));
+    std::vector<uint8_t> metadata = make_metadata(unit_sizes, digests);
+    auto                 head     = get_le<header>(metadata.data());
+    head.archive_bytes            = offset;
+    head.metadata_bytes           = metadata_bytes;
+    put_le(metadata.data(), head);
+    put_le<uint64_t>(&metadata[metadata_bytes - sizeof(uint64_t)],
+                     digest_of(metadata.data(), metadata_bytes - sizeof(uint64_t)));
+    metadata.resize(exact_begin);
+    sink.write(0, metadata.data(), metadata.size());
+    return offset;
 }
 
 } // namespace
@@ -514,27 +597,55 @@ void page_encoder::write(growing_buffer & out) const {
 
 using namespace cachegen;
 
+namespace {
+
+// What both entry points check and prepare.
+uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sources, uint64_t n_planes,
+                   const cachegen_lcg3_options * options, const cachegen_executor * executor,
+                   lcg3::archive_sink & sink) {
+    if (planes == nullptr || sources == nullptr || options == nullptr) {
+        fail(CACHEGEN_ERR_ARGUMENT, "planes, sources or options is NULL");
+    }
+    lcg3::page_encoder encoder{};
+    encoder.options  = *options;
+    encoder.executor = executor;
+    encoder.check(planes, sources, n_planes);
+    encoder.make_dictionaries();
+    encoder.assign_sets();
+    for (auto & one : encoder.sets) {
+        encoder.train(one);
+    }
+    return encoder.write(sink);
+}
+
+} // namespace
+
 int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
                              uint64_t n_planes, const struct cachegen_lcg3_options * options,
                              const struct cachegen_executor * executor, void ** archive, uint64_t * n_bytes) {
     return guard([&] {
-        if (planes == nullptr || sources == nullptr || options == nullptr || archive == nullptr || n_bytes == nullptr) {
-            fail(CACHEGEN_ERR_ARGUMENT, "planes, sources, options, archive or n_bytes is NULL");
+        if (archive == nullptr || n_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "archive or n_bytes is NULL");
         }
         *archive = nullptr;
         *n_bytes = 0;
-        lcg3::page_encoder encoder{};
-        encoder.options  = *options;
-        encoder.executor = executor;
-        encoder.check(planes, sources, n_planes);
-        encoder.make_dictionaries();
-        encoder.assign_sets();
-        for (auto & one : encoder.sets) {
-            encoder.train(one);
+        lcg3::memory_sink sink;
+        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, options, executor, sink);
+        *archive                        = sink.release(archive_bytes);
+        *n_bytes                        = archive_bytes;
+    });
+}
+
+int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
+                                uint64_t n_planes, const struct cachegen_lcg3_options * options,
+                                const struct cachegen_executor * executor, const struct cachegen_sink * sink,
+                                uint64_t * n_bytes) {
+    return guard([&] {
+        if (sink == nullptr || sink->write == nullptr || n_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "sink, its function or n_bytes is NULL");
         }
-        lcg3::growing_buffer out;
-        encoder.write(out);
-        *n_bytes = out.size();
-        *archive = out.release();
+        *n_bytes = 0;
+        lcg3::callback_sink to_caller(*sink);
+        *n_bytes = encode_to(planes, sources, n_planes, options, executor, to_caller);
     });
 }

@@ -71,7 +71,8 @@ struct plane_record {
     uint8_t  flags;       // plane_flag_...
     uint8_t  set;         // lossy and exact: which symbol set
     uint8_t  raw_bits;    // exact: bits of a value below its symbol
-    uint8_t  reserved[7]; // 0
+    uint8_t  reserved[3]; // 0
+    uint32_t first_token; // the plane holds tokens from this one on, as a sliding window does
 };
 
 static_assert(sizeof(plane_record) == 24, "a plane record is 24 bytes");

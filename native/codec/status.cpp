@@ -52,6 +52,7 @@ const char * cachegen_status_name(int32_t status) {
         case CACHEGEN_ERR_LIMIT: return "ERR_LIMIT";
         case CACHEGEN_ERR_UNSUPPORTED: return "ERR_UNSUPPORTED";
         case CACHEGEN_ERR_MISMATCH: return "ERR_MISMATCH";
+        case CACHEGEN_ERR_CALLBACK: return "ERR_CALLBACK";
         case CACHEGEN_ERR_OUT_OF_MEMORY: return "ERR_OUT_OF_MEMORY";
         case CACHEGEN_ERR_INTERNAL: return "ERR_INTERNAL";
         default: return "UNKNOWN";

@@ -13,8 +13,9 @@ from codec_cases import ISAS, TYPES, available_isas, isa, kv_like, load, native_
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cachegen import codec
-from llama_cachegen.codec import Archive, ArchiveError, CodecError, Kind, Mode, Plane, Profile, Span
-from llama_cachegen.codec._lib import lib
+from llama_cachegen.codec import EXACT, Archive, ArchiveError, CodecError, Kind, Mode, Plane, Profile, Span
+from llama_cachegen.codec import archive as codec_archive
+from llama_cachegen.codec._lib import ffi, lib
 from llama_cachegen.codec.reference.lcg3 import alias_slots, decode_lcg3
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
@@ -137,6 +138,64 @@ def test_ranges_and_cells() -> None:
             assert spread.cells is not None
             np.testing.assert_array_equal(spread.data[spread.cells], plane.data[first : first + n])
             assert (np.delete(spread.data, spread.cells, axis=0) == 0xAA).all()
+
+
+@pytest.mark.parametrize("first_token", [1, 3, 5, 100, 101, 292, 499])
+def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F811
+    """A window beside full planes: exact rows, a whole block or a part of one may be missing."""
+    planes = random_planes(13, 500, types=[GgmlType.F16, GgmlType.Q8_0])
+    for i in (1, 2):
+        planes[i] = dataclasses.replace(planes[i], data=planes[i].data[first_token:].copy(), first_token=first_token)
+    for one in (profile(n_exact_tokens=5, block_tokens=96), EXACT):
+        data = codec.encode(planes, one)
+        whole = [empty_like(plane) for plane in planes]
+        decode(data, whole, n_threads=2)
+        check_against_numpy(data, whole)
+        with Archive(data) as archive:
+            assert [plane.first_token for plane in archive.planes] == [0, first_token, first_token, 0]
+            assert archive.info.n_tokens == 500
+        for first, n in [(0, 1), (2, 2), (first_token - 1, 3), (first_token, 1), (90, 20), (499, 1)]:
+            n = min(n, 500 - first)
+            parts = [empty_like(plane) for plane in planes]
+            decode(data, parts, first_token=first, n_tokens=n)
+            for plane, part in zip(whole, parts, strict=True):
+                begin = max(first, plane.first_token)
+                n_held = max(0, first + n - begin)
+                at = begin - plane.first_token
+                np.testing.assert_array_equal(part.data[:n_held], plane.data[at : at + n_held])
+                assert (part.data[n_held:] == 0xAA).all()
+
+
+def test_encode_to_a_sink() -> None:
+    """The pieces make the archive; a sink that refuses any of them ends the call."""
+    planes = random_planes(17, 300, types=[GgmlType.F16, GgmlType.Q4_0])
+    one = profile(n_exact_tokens=5, block_tokens=96)
+    expected = codec.encode(planes, one)
+    described, sources, options = codec_archive._arguments(planes, one, 2)
+    pieces: list[tuple[int, bytes]] = []
+    refuse_at = -1
+
+    @ffi.callback("int32_t(void *, uint64_t, const void *, uint64_t)")  # type: ignore[untyped-decorator]
+    def write(_state: object, offset: int, data: object, n_bytes: int) -> int:
+        pieces.append((offset, bytes(ffi.buffer(data, n_bytes))))
+        return int(len(pieces) - 1 == refuse_at)
+
+    sink = ffi.new("struct cachegen_sink *", {"write": write})
+    n_bytes = ffi.new("uint64_t *")
+
+    def run() -> int:
+        pieces.clear()
+        return int(lib.cachegen_lcg3_encode_to(described, sources, len(planes), options, ffi.NULL, sink, n_bytes))
+
+    assert run() == lib.CACHEGEN_OK and n_bytes[0] == len(expected)
+    archive = bytearray(len(expected))
+    for offset, piece in pieces:
+        archive[offset : offset + len(piece)] = piece
+    assert bytes(archive) == expected
+    assert pieces[-1][0] == 0 and [at for at, _ in pieces[:-1]] == sorted(at for at, _ in pieces[:-1])
+    assert sum(len(piece) for _, piece in pieces) == len(expected)
+    for refuse_at in range(len(pieces)):
+        assert run() == lib.CACHEGEN_ERR_CALLBACK and len(pieces) == refuse_at + 1
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(TYPES, 2)))
@@ -404,6 +463,10 @@ def test_plane_and_set_rules(small: tuple[bytes, list[Plane]]) -> None:
         (plane + 15, "B", 2, "ERR_TABLE"),
         (plane + 16, "B", 1, "ERR_GEOMETRY"),
         (plane + 17, "B", 1, "ERR_RESERVED"),
+        (plane + 19, "B", 1, "ERR_RESERVED"),
+        (plane + 20, "I", planes[0].data.shape[0], "ERR_GEOMETRY"),
+        (plane + 20, "I", 2**32 - 1, "ERR_GEOMETRY"),
+        (plane + 20, "I", 1, "ERR_"),  # the exact rows are no longer where they were
         (sets, "B", 1, "ERR_TABLE"),
         (sets, "B", 65, "ERR_TABLE"),
         (sets + 1, "B", 0, "ERR_TABLE"),

@@ -48,6 +48,8 @@ class Plane:
         transposed: tokens adjacent instead of channels.
         n_rot: size of the Hadamard rotation of the values, 0 for none.
         cells: row of each token, uint32, or None: token t is row t.
+        first_token: encoding: the page's token that is this plane's token 0; the plane has none of those before, as a
+            sliding window has not.
     """
 
     data: NDArray[Any]
@@ -58,6 +60,7 @@ class Plane:
     transposed: bool = False
     n_rot: int = 0
     cells: NDArray[np.uint32] | None = None
+    first_token: int = 0
 
     def _fill(self, rows: Any, *, is_written: bool) -> None:
         """Describe it as a struct cachegen_rows, whose pointers live as long as the arrays do."""
@@ -99,28 +102,8 @@ def _scale_type(profile: Profile, source: GgmlType) -> GgmlType:
     return source if source in (GgmlType.F16, GgmlType.BF16) else GgmlType.F32
 
 
-def encode(
-    planes: Sequence[Plane], profile: str | Profile = "balanced", *, n_layers: int | None = None, n_threads: int = 1
-) -> bytes:
-    """Encode the planes of a page as one LCG3 archive.
-
-    Args:
-        planes: at least one, all with the same number of tokens. Auxiliary planes are always coded exactly.
-        profile: a profile or its name.
-        n_layers: layers of the model, for the profile's schedule; None: one more than the largest layer of the planes.
-        n_threads: threads to use.
-
-    Raises:
-        EncodeError: a NaN or an infinity under a lossy profile.
-        UnsupportedArchiveError: a type or layout that the codec does not know.
-        CodecError: anything else that the library refuses.
-        ValueError: arrays that do not fit their description.
-    """
-    if not planes:
-        raise ValueError("no planes")
-    profile = get_profile(profile)
-    if n_layers is None:
-        n_layers = 1 + max(plane.layer for plane in planes)
+def _arguments(planes: Sequence[Plane], profile: Profile, n_layers: int) -> tuple[Any, Any, Any]:
+    """Planes, sources and options as libcachegen takes them; pointers live as long as the planes' arrays."""
     described = ffi.new("struct cachegen_lcg3_plane[]", len(planes))
     sources = ffi.new("struct cachegen_rows[]", len(planes))
     for plane, record, rows in zip(planes, described, sources, strict=True):
@@ -131,6 +114,7 @@ def encode(
         record.type = int(plane.type)
         record.n_channels = plane.n_channels
         record.n_rot = plane.n_rot
+        record.first_token = plane.first_token
         record.mode = int(Mode.EXACT)
         if not profile.is_exact and plane.kind is not Kind.AUX:
             record.mode = int(Mode.LOSSY)
@@ -144,6 +128,31 @@ def encode(
     options.n_classes = profile.n_classes
     options.n_sample_tokens = profile.n_sample_tokens
     options.profile = profile.name.encode("ascii").ljust(16, b"\0")
+    return described, sources, options
+
+
+def encode(
+    planes: Sequence[Plane], profile: str | Profile = "balanced", *, n_layers: int | None = None, n_threads: int = 1
+) -> bytes:
+    """Encode the planes of a page as one LCG3 archive.
+
+    Args:
+        planes: at least one; first_token + tokens is the same for all. Auxiliary planes are always coded exactly.
+        profile: a profile or its name.
+        n_layers: layers of the model, for the profile's schedule; None: one more than the largest layer of the planes.
+        n_threads: threads to use.
+
+    Raises:
+        EncodeError: a NaN or an infinity under a lossy profile.
+        UnsupportedArchiveError: a type or layout that the codec does not know.
+        CodecError: anything else that the library refuses.
+        ValueError: arrays that do not fit their description.
+    """
+    if not planes:
+        raise ValueError("no planes")
+    if n_layers is None:
+        n_layers = 1 + max(plane.layer for plane in planes)
+    described, sources, options = _arguments(planes, get_profile(profile), n_layers)
     archive = ffi.new("void **")
     n_bytes = ffi.new("uint64_t *")
     with executor(n_threads) as pool:
@@ -164,6 +173,7 @@ class ArchivePlane:
         unrotated: the coded values are those before the rotation.
         payload_bytes: bytes of its units.
         symbol_bytes: of them, words of the entropy coder.
+        first_token: the plane holds the page's tokens from this one on.
     """
 
     layer: int
@@ -177,6 +187,7 @@ class ArchivePlane:
     scale_type: GgmlType
     payload_bytes: int
     symbol_bytes: int
+    first_token: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,6 +269,7 @@ class Archive:
                 scale_type=GgmlType(record.scale_type),
                 payload_bytes=record.payload_bytes,
                 symbol_bytes=record.symbol_bytes,
+                first_token=record.first_token,
             )
             for record in records
         )
@@ -284,7 +296,8 @@ class Archive:
 
         Args:
             destinations: one a plane, in the archive's order; None leaves the plane out. Their data is written, in any
-                type, layout and rotation; their layer and kind are not looked at.
+                type, layout and rotation; their layer, kind and first_token are not looked at. Token 0 of each is the
+                range's first token that the plane holds.
             first_token: first token of the range; it becomes token 0 of every destination.
             n_tokens: tokens of the range; None: to the end.
             n_threads: threads to use.

@@ -45,6 +45,7 @@ class DecodedPlane(NamedTuple):
         values: lossy: float32 [n_coded_tokens, n_channels].
         native: raw and exact: uint8 [n_coded_tokens, row bytes].
         exact_rows: uint8 [n_exact_tokens, row bytes]: the first tokens.
+        first_token: the page's token that its first row is.
     """
 
     layer: int
@@ -56,6 +57,7 @@ class DecodedPlane(NamedTuple):
     values: NDArray[np.float32] | None
     native: NDArray[np.uint8] | None
     exact_rows: NDArray[np.uint8]
+    first_token: int
 
 
 class _Set(NamedTuple):
@@ -237,11 +239,13 @@ def decode_lcg3(data: bytes) -> list[DecodedPlane]:
     if xxhash.xxh3_64_intdigest(data[: metadata_bytes - 8]) != digest:
         raise _fail("DIGEST", "the metadata does not match its digest")
 
-    records = [source.unpack("iBBBBIHBBB7s") for _ in range(n_planes)]
+    records = [source.unpack("iBBBBIHBBB3sI") for _ in range(n_planes)]
     sets = [_read_set(source) for _ in range(n_sets)]
     for record in records:
         if record[3] not in _TYPES or record[2] > 2 or (record[2] and record[8] >= n_sets):
             raise _fail("GEOMETRY", f"mode {record[2]}, type {record[3]}, set {record[8]} of {n_sets}")
+        if record[11] >= n_tokens:
+            raise _fail("GEOMETRY", f"a plane begins at token {record[11]} of {n_tokens}")
     models = [
         np.frombuffer(source.take(record[5]), np.uint8).astype(np.int64)
         if record[2] != 0
@@ -266,18 +270,24 @@ def decode_lcg3(data: bytes) -> list[DecodedPlane]:
     for record in records:
         _, block_values, block_bytes = _TYPES[record[3]]
         row_bytes = record[5] // block_values * block_bytes
-        exact_rows.append(np.frombuffer(source.take(n_exact * row_bytes), np.uint8).reshape(n_exact, row_bytes))
+        n_rows = max(0, n_exact - record[11])
+        exact_rows.append(np.frombuffer(source.take(n_rows * row_bytes), np.uint8).reshape(n_rows, row_bytes))
     if xxhash.xxh3_64_intdigest(data[begin : source.offset]) != digests[0]:
         raise _fail("DIGEST", "the exact rows do not match their digest")
     source.align(64)
 
     parts: list[list[NDArray[Any]]] = [[] for _ in records]
     for block in range(n_blocks):
-        rows = min(block_tokens, n_tokens - n_exact - block * block_tokens)
+        first_token = n_exact + block * block_tokens
+        end_token = min(first_token + block_tokens, n_tokens)
         begin = source.offset
         for index, record in enumerate(records):
             unit = source.take(sizes[block * n_planes + index])
-            parts[index].append(_decode_unit(unit, record, sets, models[index], rows))
+            rows = end_token - max(first_token, record[11])
+            if rows > 0:
+                parts[index].append(_decode_unit(unit, record, sets, models[index], rows))
+            elif unit:
+                raise _fail("GEOMETRY", "a unit without tokens has bytes")
         if xxhash.xxh3_64_intdigest(data[begin : source.offset]) != digests[block + 1]:
             raise _fail("DIGEST", f"block {block} does not match its digest")
     if source.offset != len(data):
@@ -291,7 +301,7 @@ def decode_lcg3(data: bytes) -> list[DecodedPlane]:
         planes.append(
             DecodedPlane(
                 layer, kind, mode, type_, n_rot, bool(flags & 1),
-                joined if mode == 1 else None, None if mode == 1 else joined, rows_before,
+                joined if mode == 1 else None, None if mode == 1 else joined, rows_before, record[11],
             )
         )  # fmt: skip
     return planes
@@ -300,7 +310,7 @@ def decode_lcg3(data: bytes) -> list[DecodedPlane]:
 def _decode_unit(
     unit: bytes, record: tuple[Any, ...], sets: list[_Set], models: NDArray[np.int64], n_rows: int
 ) -> NDArray[Any]:
-    _, _, mode, type_, scale_type, n_channels, _, _, set_index, raw_bits, _ = record
+    _, _, mode, type_, scale_type, n_channels, _, _, set_index, raw_bits, _, _ = record
     _, block_values, block_bytes = _TYPES[type_]
     source = _Input(unit)
     if mode == 0:
