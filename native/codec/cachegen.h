@@ -200,7 +200,7 @@ struct cachegen_lcg3_plane {
     uint32_t first_token;   /* the plane holds tokens from this one on, as a sliding window does; 0: all */
     uint32_t reserved0;     /* IN 0 */
     uint64_t payload_bytes; /* OUT by describe: bytes of all its units */
-    uint64_t symbol_bytes;  /* OUT by describe: of them, words of the entropy coder */
+    uint64_t symbol_bytes;  /* OUT by describe: of them, words of the entropy coder; 0 if only the metadata is open */
 };
 
 struct cachegen_lcg3_options {
@@ -282,6 +282,45 @@ CACHEGEN_API void cachegen_free(void * bytes);
  * reader   OUT owned by the caller
  */
 CACHEGEN_API int32_t cachegen_lcg3_open(const void * archive, uint64_t n_bytes, struct cachegen_lcg3 ** reader);
+
+/*
+ * To decode an archive while it is read: its parts lie one after another, part 0 from the end of the metadata, part
+ * 1 + b being block b.
+ *
+ * How many bytes the metadata has.
+ * header          IN  the archive's first n_bytes, 64 at least
+ * archive_bytes   IN  size of the whole archive
+ * metadata_bytes  OUT
+ */
+CACHEGEN_API int32_t cachegen_lcg3_metadata_bytes(const void * header, uint64_t n_bytes, uint64_t archive_bytes,
+                                                  uint64_t * metadata_bytes);
+
+/*
+ * Validate the metadata alone. The reader can be described, without symbol_bytes, and decoded part by part.
+ * metadata       IN  the archive's first n_bytes; must stay as they are until cachegen_lcg3_close
+ * archive_bytes  IN  size of the whole archive
+ * reader         OUT owned by the caller
+ */
+CACHEGEN_API int32_t cachegen_lcg3_open_metadata(const void * metadata, uint64_t n_bytes, uint64_t archive_bytes,
+                                                 struct cachegen_lcg3 ** reader);
+
+/*
+ * Where a part lies.
+ * part     IN  0 to the number of blocks
+ * offset   OUT from the archive's begin
+ * n_bytes  OUT
+ */
+CACHEGEN_API int32_t cachegen_lcg3_part(const struct cachegen_lcg3 * reader, uint32_t part, uint64_t * offset,
+                                        uint64_t * n_bytes);
+
+/*
+ * Check a part against its digest and decode what the range has of it, as cachegen_lcg3_decode does.
+ * bytes  IN  exactly the part; not kept
+ */
+CACHEGEN_API int32_t cachegen_lcg3_decode_part(const struct cachegen_lcg3 * reader, uint32_t part, const void * bytes,
+                                               uint64_t n_bytes, uint64_t first_token, uint64_t n_tokens,
+                                               const struct cachegen_lcg3_destination * destinations,
+                                               uint64_t n_destinations, const struct cachegen_executor * executor);
 
 /* reader  IN  NULL does nothing */
 CACHEGEN_API void cachegen_lcg3_close(struct cachegen_lcg3 * reader);

@@ -50,7 +50,8 @@ uint64_t native_row_bytes(const plane_record & plane) {
     }
 }
 
-header parse_header(const void * bytes, uint64_t n_bytes) {
+// what the header alone tells
+header check_header(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
     if (n_bytes < sizeof(header)) {
         fail(CACHEGEN_ERR_TRUNCATED, "%llu bytes, an LCG3 header has 64", (ull) n_bytes);
     }
@@ -62,17 +63,17 @@ header parse_header(const void * bytes, uint64_t n_bytes) {
         fail(CACHEGEN_ERR_VERSION, "LCG3 version %u with a header of %u bytes; this library reads version %u with %zu",
              head.version, head.header_bytes, version, sizeof(header));
     }
-    if (head.archive_bytes > n_bytes) {
+    if (head.archive_bytes > archive_bytes) {
         fail(CACHEGEN_ERR_TRUNCATED, "the archive has %llu bytes, %llu are here", (ull) head.archive_bytes,
-             (ull) n_bytes);
+             (ull) archive_bytes);
     }
-    if (head.archive_bytes < n_bytes) {
+    if (head.archive_bytes < archive_bytes) {
         fail(CACHEGEN_ERR_TRAILING, "the archive has %llu bytes, %llu are here", (ull) head.archive_bytes,
-             (ull) n_bytes);
+             (ull) archive_bytes);
     }
-    if (head.metadata_bytes > n_bytes || head.metadata_bytes < sizeof(header) + sizeof(uint64_t)) {
+    if (head.metadata_bytes > archive_bytes || head.metadata_bytes < sizeof(header) + sizeof(uint64_t)) {
         fail(CACHEGEN_ERR_GEOMETRY, "%llu bytes of metadata in an archive of %llu", (ull) head.metadata_bytes,
-             (ull) n_bytes);
+             (ull) archive_bytes);
     }
     if (head.reserved0 != 0) {
         fail(CACHEGEN_ERR_RESERVED, "the header's reserved number is %u, it must be 0", head.reserved0);
@@ -86,6 +87,14 @@ header parse_header(const void * bytes, uint64_t n_bytes) {
     }
     if (head.n_exact_tokens > head.n_tokens) {
         fail(CACHEGEN_ERR_GEOMETRY, "%u exact tokens of %u", head.n_exact_tokens, head.n_tokens);
+    }
+    return head;
+}
+
+header parse_header(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
+    const header head = check_header(bytes, n_bytes, archive_bytes);
+    if (head.metadata_bytes > n_bytes) {
+        fail(CACHEGEN_ERR_TRUNCATED, "%llu bytes of metadata, %llu are here", (ull) head.metadata_bytes, (ull) n_bytes);
     }
     // before sizes are believed
     const uint64_t digest_offset = head.metadata_bytes - sizeof(uint64_t);
@@ -259,6 +268,10 @@ uint32_t archive::n_exact_rows(uint32_t plane) const {
     return head.n_exact_tokens - std::min(head.n_exact_tokens, planes[plane].first_token);
 }
 
+uint64_t read_metadata_bytes(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
+    return check_header(bytes, n_bytes, archive_bytes).metadata_bytes;
+}
+
 uint32_t n_scales_a_row(const plane_record & plane) {
     if (static_cast<plane_mode>(plane.mode) == plane_mode::lossy) {
         return 1;
@@ -266,11 +279,9 @@ uint32_t n_scales_a_row(const plane_record & plane) {
     return is_block_type(plane.type) ? plane.n_channels / 32 : 0;
 }
 
-archive parse_archive(const void * bytes, uint64_t n_bytes) {
+archive parse_metadata(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
     archive result{};
-    result.bytes   = static_cast<const uint8_t *>(bytes);
-    result.n_bytes = n_bytes;
-    result.head    = parse_header(bytes, n_bytes);
+    result.head = parse_header(bytes, n_bytes, archive_bytes);
 
     const header & head    = result.head;
     const uint32_t n_coded = head.n_tokens - head.n_exact_tokens;
@@ -339,42 +350,45 @@ archive parse_archive(const void * bytes, uint64_t n_bytes) {
         }
         result.unit_offsets[u] = offset;
         offset += unit_bytes;
-        if (offset > n_bytes) {
+        if (offset > archive_bytes) {
             fail(CACHEGEN_ERR_GEOMETRY, "unit %llu ends at offset %llu, the archive at %llu", (ull) u, (ull) offset,
-                 (ull) n_bytes);
+                 (ull) archive_bytes);
         }
     }
     result.unit_offsets[n_units] = offset;
-    if (offset != n_bytes) {
-        fail(CACHEGEN_ERR_GEOMETRY, "the units end at offset %llu, the archive at %llu", (ull) offset, (ull) n_bytes);
+    if (offset != archive_bytes) {
+        fail(CACHEGEN_ERR_GEOMETRY, "the units end at offset %llu, the archive at %llu", (ull) offset,
+             (ull) archive_bytes);
     }
-    check_zeros(result.bytes + head.metadata_bytes, result.exact_offset - head.metadata_bytes,
-                "padding before the payload");
-    const uint64_t exact_end = result.exact_offset + result.exact_bytes;
-    check_zeros(result.bytes + exact_end, result.unit_offsets[0] - exact_end, "padding after the exact rows");
     return result;
 }
 
-void check_exact_digest(const archive & source) {
-    if (digest_of(source.bytes + source.exact_offset, source.exact_bytes) != get_le<uint64_t>(source.digests)) {
+void check_padding(const archive & source, const payload & bytes) {
+    const uint64_t metadata_bytes = source.head.metadata_bytes;
+    const uint64_t exact_end      = source.exact_offset + source.exact_bytes;
+    check_zeros(bytes.at(metadata_bytes), source.exact_offset - metadata_bytes, "padding before the payload");
+    check_zeros(bytes.at(exact_end), source.unit_offsets[0] - exact_end, "padding after the exact rows");
+}
+
+void check_exact_digest(const archive & source, const payload & bytes) {
+    if (digest_of(bytes.at(source.exact_offset), source.exact_bytes) != get_le<uint64_t>(source.digests)) {
         fail(CACHEGEN_ERR_DIGEST, "the exact rows do not match their digest; the archive is damaged");
     }
 }
 
-void check_block_digest(const archive & source, uint32_t block) {
-    const uint64_t begin = source.unit_begin(block, 0);
-    const uint64_t end   = source.unit_end(block, source.head.n_planes - 1);
-    if (digest_of(source.bytes + begin, end - begin) !=
-        get_le<uint64_t>(source.digests + 8 * (uint64_t{ block } + 1))) {
+void check_block_digest(const archive & source, const payload & bytes, uint32_t block) {
+    const uint64_t begin = source.block_begin(block);
+    const uint64_t end   = source.block_end(block);
+    if (digest_of(bytes.at(begin), end - begin) != get_le<uint64_t>(source.digests + 8 * (uint64_t{ block } + 1))) {
         fail(CACHEGEN_ERR_DIGEST, "block %u (tokens from %u) does not match its digest; the archive is damaged", block,
              source.block_first_token(block));
     }
 }
 
-unit_view parse_unit(const archive & source, uint32_t block, uint32_t plane_index) {
+unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane_index) {
     const plane_record & plane = source.planes[plane_index];
     const uint64_t       begin = source.unit_begin(block, plane_index);
-    reader               input(source.bytes + begin, source.unit_end(block, plane_index) - begin);
+    reader               input(bytes.at(begin), source.unit_end(block, plane_index) - begin);
 
     unit_view unit{};
     unit.n_rows         = source.unit_n_tokens(block, plane_index);

@@ -18,9 +18,17 @@ struct symbol_set {
     set_tables            tables;
 };
 
+// Bytes [offset, offset + n_bytes) of an archive, wherever they lie.
+struct payload {
+    const uint8_t * bytes;
+    uint64_t        offset;
+    uint64_t        n_bytes;
+
+    const uint8_t * at(uint64_t archive_offset) const { return bytes + (archive_offset - offset); }
+    const uint8_t * end() const { return bytes + n_bytes; }
+};
+
 struct archive {
-    const uint8_t *              bytes;
-    uint64_t                     n_bytes;
     header                       head;
     uint32_t                     n_blocks;
     uint64_t                     table_bytes;
@@ -38,6 +46,8 @@ struct archive {
     uint64_t unit_end(uint32_t block, uint32_t plane) const {
         return unit_offsets[uint64_t{ block } * head.n_planes + plane + 1];
     }
+    uint64_t block_begin(uint32_t block) const { return unit_begin(block, 0); }
+    uint64_t block_end(uint32_t block) const { return unit_end(block, head.n_planes - 1); }
     // first token of a block
     uint32_t block_first_token(uint32_t block) const { return head.n_exact_tokens + block * head.block_tokens; }
     // of a unit, whose plane may begin later than its block
@@ -46,12 +56,23 @@ struct archive {
     uint32_t n_exact_rows(uint32_t plane) const;
 };
 
-// throws cachegen::error; allocates in proportion to n_bytes at most
-archive parse_archive(const void * bytes, uint64_t n_bytes);
+/*
+ * Parse the metadata of an archive of archive_bytes, of which n_bytes are here, the metadata among them. Throws
+ * cachegen::error; allocates in proportion to n_bytes at most.
+ */
+archive parse_metadata(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes);
 
-// compare the digest of the exact rows, or of a block
-void check_exact_digest(const archive & source);
-void check_block_digest(const archive & source, uint32_t block);
+// how long the metadata is, from the first 64 bytes
+uint64_t read_metadata_bytes(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes);
+
+// the bytes around the exact rows are zero
+void check_padding(const archive & source, const payload & bytes);
+
+// compare the digest of the exact rows
+void check_exact_digest(const archive & source, const payload & bytes);
+
+// compare the digest of a block
+void check_block_digest(const archive & source, const payload & bytes, uint32_t block);
 
 // XXH3, 64 bits
 uint64_t digest_of(const void * bytes, uint64_t n_bytes);
@@ -85,7 +106,7 @@ struct unit_view {
     std::vector<const uint8_t *> group_words; // n_groups + 1
 };
 
-unit_view parse_unit(const archive & source, uint32_t block, uint32_t plane);
+unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane);
 
 // scales of a lossy plane: 1; of an exact one: its blocks' scales
 uint32_t n_scales_a_row(const plane_record & plane);

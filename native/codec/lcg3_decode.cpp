@@ -37,6 +37,7 @@ float scale_from_bits(uint32_t bits, uint8_t type) {
 // What one task works on.
 struct unit_task {
     const archive *                   source;
+    const payload *                   bytes;
     uint32_t                          block;
     uint32_t                          plane;
     uint64_t                          first_token; // of the wanted range, in the archive
@@ -130,7 +131,7 @@ class span_decoder {
             }
             stream.next_word       = unit.group_words[first_group + g];
             stream.end_of_words    = unit.group_words[first_group + g + 1];
-            stream.end_of_readable = task.source->bytes + task.source->n_bytes;
+            stream.end_of_readable = task.bytes->end();
         }
     }
 
@@ -251,7 +252,7 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
 class bit_joiner {
   public:
     bit_joiner(const unit_task & task, const unit_view & unit, const symbol_set & set)
-        : plane_(task.record()), unit_(unit), end_(task.source->bytes + task.source->n_bytes) {
+        : plane_(task.record()), unit_(unit), end_(task.bytes->end()) {
         for (uint32_t s = 0; s < set.record.n_symbols; s++) {
             upper_[s] = static_cast<uint32_t>(uint64_t{ set.values[s] } << plane_.raw_bits);
         }
@@ -357,12 +358,12 @@ void decode_raw(const unit_task & task) {
              task.plane, (ull) n_bytes, (ull) n_rows, (ull) row_bytes);
     }
     for (uint64_t i = n_rows * row_bytes; i < n_bytes; i++) {
-        if (task.source->bytes[begin + i] != 0) {
+        if (*task.bytes->at(begin + i) != 0) {
             fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: padding that is not 0", task.block, task.plane);
         }
     }
     store_native(task, task.source->unit_first_token(task.block, task.plane), n_rows, 0, plane.n_channels,
-                 task.source->bytes + begin, row_bytes);
+                 task.bytes->at(begin), row_bytes);
 }
 
 void decode_unit(const unit_task & task) {
@@ -374,7 +375,7 @@ void decode_unit(const unit_task & task) {
         decode_raw(task);
         return;
     }
-    const unit_view unit = parse_unit(*task.source, task.block, task.plane);
+    const unit_view unit = parse_unit(*task.source, *task.bytes, task.block, task.plane);
     if (mode == plane_mode::lossy) {
         decode_lossy(task, unit);
     } else {
@@ -411,81 +412,201 @@ void check_destination(const archive & source, uint32_t index, const cachegen_lc
     }
 }
 
-} // namespace
+// A call's range and destinations, checked against the archive.
+struct decode_request {
+    const archive *                   source;
+    uint64_t                          first_token;
+    uint64_t                          n_tokens;
+    const cachegen_lcg3_destination * destinations;
+    std::vector<uint32_t>             wanted; // planes that get something
 
-void decode(const archive & source, uint64_t first_token, uint64_t n_tokens,
-            const cachegen_lcg3_destination * destinations, const cachegen_executor * executor) {
+    uint64_t                      last_token() const { return first_token + n_tokens - 1; }
+    bool                          has_exact_rows() const { return first_token < source->head.n_exact_tokens; }
+    // blocks that hold some of the tokens: [first, end)
+    std::pair<uint32_t, uint32_t> blocks() const {
+        const header & head = source->head;
+        if (last_token() < head.n_exact_tokens) {
+            return { 0, 0 };
+        }
+        const uint64_t begin = std::max<uint64_t>(first_token, head.n_exact_tokens) - head.n_exact_tokens;
+        return { static_cast<uint32_t>(begin / head.block_tokens),
+                 static_cast<uint32_t>((last_token() - head.n_exact_tokens) / head.block_tokens) + 1 };
+    }
+};
+
+decode_request make_request(const archive & source, uint64_t first_token, uint64_t n_tokens,
+                            const cachegen_lcg3_destination * destinations) {
     const header & head = source.head;
     if (n_tokens == 0 || first_token > head.n_tokens || n_tokens > head.n_tokens - first_token) {
         fail(CACHEGEN_ERR_ARGUMENT, "tokens from %llu, %llu of them; the archive has %u", (ull) first_token,
              (ull) n_tokens, head.n_tokens);
     }
-    std::vector<uint32_t> wanted;
+    decode_request request{ &source, first_token, n_tokens, destinations, {} };
     for (uint32_t p = 0; p < head.n_planes; p++) {
         if (destinations[p].rows.data != nullptr) {
             const token_range range = range_of(source.planes[p], first_token, n_tokens);
             check_destination(source, p, destinations[p], range.n);
             if (range.n > 0) {
-                wanted.push_back(p);
+                request.wanted.push_back(p);
             }
         }
     }
+    return request;
+}
 
-    const uint64_t last_token  = first_token + n_tokens - 1;
-    uint32_t       first_block = 0;
-    uint32_t       n_blocks    = 0;
-    if (last_token >= head.n_exact_tokens) {
-        first_block = first_token < head.n_exact_tokens
-                          ? 0
-                          : static_cast<uint32_t>((first_token - head.n_exact_tokens) / head.block_tokens);
-        n_blocks    = static_cast<uint32_t>((last_token - head.n_exact_tokens) / head.block_tokens) + 1 - first_block;
-    }
-
-    run_tasks(executor, uint64_t{ n_blocks } + 1, [&](uint64_t i) {
-        if (i > 0) {
-            check_block_digest(source, first_block + static_cast<uint32_t>(i - 1));
-        } else if (first_token < head.n_exact_tokens) {
-            check_exact_digest(source);
+void decode_exact_rows(const decode_request & request, const payload & bytes) {
+    const archive & source = *request.source;
+    uint64_t        offset = source.exact_offset;
+    for (uint32_t p = 0; p < source.head.n_planes; p++) {
+        const plane_record & plane     = source.planes[p];
+        const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
+        const uint32_t       n_rows    = source.n_exact_rows(p);
+        if (request.destinations[p].rows.data != nullptr && n_rows > 0) {
+            const token_range range = range_of(plane, request.first_token, request.n_tokens);
+            const unit_task   task{ &source, &bytes, 0, p, range.first, range.n, &request.destinations[p] };
+            store_native(task, plane.first_token, n_rows, 0, plane.n_channels, bytes.at(offset), row_bytes);
         }
-    });
-
-    if (first_token < head.n_exact_tokens) {
-        uint64_t offset = source.exact_offset;
-        for (uint32_t p = 0; p < head.n_planes; p++) {
-            const uint64_t row_bytes = native_bytes(source.planes[p].type, source.planes[p].n_channels);
-            const uint32_t n_rows    = source.n_exact_rows(p);
-            if (destinations[p].rows.data != nullptr && n_rows > 0) {
-                const token_range range = range_of(source.planes[p], first_token, n_tokens);
-                const unit_task   task{ &source, 0, p, range.first, range.n, &destinations[p] };
-                store_native(task, source.planes[p].first_token, n_rows, 0, source.planes[p].n_channels,
-                             source.bytes + offset, row_bytes);
-            }
-            offset += n_rows * row_bytes;
-        }
+        offset += n_rows * row_bytes;
     }
+}
+
+void decode_blocks(const decode_request & request, const payload & bytes, uint32_t first_block, uint32_t n_blocks,
+                   const cachegen_executor * executor) {
+    const auto & wanted = request.wanted;
     run_tasks(executor, uint64_t{ n_blocks } * wanted.size(), [&](uint64_t i) {
         const uint32_t    p     = wanted[i % wanted.size()];
-        const token_range range = range_of(source.planes[p], first_token, n_tokens);
-        decode_unit({ &source, first_block + static_cast<uint32_t>(i / wanted.size()), p, range.first, range.n,
-                      &destinations[p] });
+        const token_range range = range_of(request.source->planes[p], request.first_token, request.n_tokens);
+        decode_unit({ request.source, &bytes, first_block + static_cast<uint32_t>(i / wanted.size()), p, range.first,
+                      range.n, &request.destinations[p] });
     });
+}
+
+} // namespace
+
+void decode(const archive & source, const payload & bytes, uint64_t first_token, uint64_t n_tokens,
+            const cachegen_lcg3_destination * destinations, const cachegen_executor * executor) {
+    const decode_request request  = make_request(source, first_token, n_tokens, destinations);
+    const auto [first_block, end] = request.blocks();
+    const uint32_t n_blocks       = end - first_block;
+    const uint32_t from_block     = first_block; // a structured binding cannot be captured
+    run_tasks(executor, uint64_t{ n_blocks } + 1, [&](uint64_t i) {
+        if (i > 0) {
+            check_block_digest(source, bytes, from_block + static_cast<uint32_t>(i - 1));
+        } else if (request.has_exact_rows()) {
+            check_exact_digest(source, bytes);
+        }
+    });
+    if (request.has_exact_rows()) {
+        decode_exact_rows(request, bytes);
+    }
+    decode_blocks(request, bytes, first_block, n_blocks, executor);
+}
+
+// Part 0 is what lies between the metadata and the first block, part 1 + b is block b: together the rest of the
+// archive.
+payload part_of(const archive & source, uint32_t part) {
+    return part == 0
+               ? payload{ nullptr, source.head.metadata_bytes, source.unit_offsets[0] - source.head.metadata_bytes }
+               : payload{ nullptr, source.block_begin(part - 1),
+                          source.block_end(part - 1) - source.block_begin(part - 1) };
+}
+
+void decode_part(const archive & source, uint32_t part, const payload & bytes, uint64_t first_token, uint64_t n_tokens,
+                 const cachegen_lcg3_destination * destinations, const cachegen_executor * executor) {
+    const decode_request request = make_request(source, first_token, n_tokens, destinations);
+    if (part == 0) {
+        check_padding(source, bytes);
+        check_exact_digest(source, bytes);
+        if (request.has_exact_rows()) {
+            decode_exact_rows(request, bytes);
+        }
+        return;
+    }
+    const uint32_t block = part - 1;
+    check_block_digest(source, bytes, block);
+    const auto [first_block, end] = request.blocks();
+    if (block >= first_block && block < end) {
+        decode_blocks(request, bytes, block, 1, executor);
+    }
 }
 
 } // namespace cachegen::lcg3
 
 struct cachegen_lcg3 {
     cachegen::lcg3::archive archive;
+    cachegen::lcg3::payload whole; // bytes NULL if only the metadata is here
 };
 
 using namespace cachegen;
+
+static void check_whole(const cachegen_lcg3 & reader) {
+    if (reader.whole.bytes == nullptr) {
+        fail(CACHEGEN_ERR_ARGUMENT, "only the metadata was opened; decode part after part");
+    }
+}
 
 int32_t cachegen_lcg3_open(const void * archive, uint64_t n_bytes, struct cachegen_lcg3 ** reader) {
     return guard([&] {
         if (archive == nullptr || reader == nullptr) {
             fail(CACHEGEN_ERR_ARGUMENT, "archive or reader is NULL");
         }
+        *reader                    = nullptr;
+        auto                parsed = lcg3::parse_metadata(archive, n_bytes, n_bytes);
+        const lcg3::payload whole{ static_cast<const uint8_t *>(archive), 0, n_bytes };
+        lcg3::check_padding(parsed, whole);
+        *reader = new cachegen_lcg3{ std::move(parsed), whole };
+    });
+}
+
+int32_t cachegen_lcg3_open_metadata(const void * metadata, uint64_t n_bytes, uint64_t archive_bytes,
+                                    struct cachegen_lcg3 ** reader) {
+    return guard([&] {
+        if (metadata == nullptr || reader == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "metadata or reader is NULL");
+        }
         *reader = nullptr;
-        *reader = new cachegen_lcg3{ lcg3::parse_archive(archive, n_bytes) };
+        *reader = new cachegen_lcg3{ lcg3::parse_metadata(metadata, n_bytes, archive_bytes), {} };
+    });
+}
+
+int32_t cachegen_lcg3_metadata_bytes(const void * header, uint64_t n_bytes, uint64_t archive_bytes,
+                                     uint64_t * metadata_bytes) {
+    return guard([&] {
+        if (header == nullptr || metadata_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "header or metadata_bytes is NULL");
+        }
+        *metadata_bytes = lcg3::read_metadata_bytes(header, n_bytes, archive_bytes);
+    });
+}
+
+int32_t cachegen_lcg3_part(const struct cachegen_lcg3 * reader, uint32_t part, uint64_t * offset, uint64_t * n_bytes) {
+    return guard([&] {
+        if (reader == nullptr || offset == nullptr || n_bytes == nullptr || part > reader->archive.n_blocks) {
+            fail(CACHEGEN_ERR_ARGUMENT, "reader, offset or n_bytes is NULL, or there is no part %u", part);
+        }
+        const lcg3::payload bytes = lcg3::part_of(reader->archive, part);
+        *offset                   = bytes.offset;
+        *n_bytes                  = bytes.n_bytes;
+    });
+}
+
+int32_t cachegen_lcg3_decode_part(const struct cachegen_lcg3 * reader, uint32_t part, const void * bytes,
+                                  uint64_t n_bytes, uint64_t first_token, uint64_t n_tokens,
+                                  const struct cachegen_lcg3_destination * destinations, uint64_t n_destinations,
+                                  const struct cachegen_executor * executor) {
+    return guard([&] {
+        if (reader == nullptr || bytes == nullptr || destinations == nullptr ||
+            n_destinations != reader->archive.head.n_planes || part > reader->archive.n_blocks) {
+            fail(CACHEGEN_ERR_ARGUMENT,
+                 "reader, bytes or destinations is NULL, there is not one destination a plane, or no part %u", part);
+        }
+        lcg3::payload here = lcg3::part_of(reader->archive, part);
+        if (n_bytes != here.n_bytes) {
+            fail(CACHEGEN_ERR_ARGUMENT, "%llu bytes, part %u has %llu", (unsigned long long) n_bytes, part,
+                 (unsigned long long) here.n_bytes);
+        }
+        here.bytes = static_cast<const uint8_t *>(bytes);
+        lcg3::decode_part(reader->archive, part, here, first_token, n_tokens, destinations, executor);
     });
 }
 
@@ -542,8 +663,9 @@ int32_t cachegen_lcg3_describe(const struct cachegen_lcg3 * reader, struct cache
             plane.first_token   = record.first_token;
             for (uint32_t b = 0; b < source.n_blocks; b++) {
                 plane.payload_bytes += source.unit_end(b, p) - source.unit_begin(b, p);
-                if (record.mode != CACHEGEN_LCG3_RAW && source.unit_n_tokens(b, p) > 0) {
-                    const auto unit = lcg3::parse_unit(source, b, p);
+                const bool is_here = reader->whole.bytes != nullptr;
+                if (is_here && record.mode != CACHEGEN_LCG3_RAW && source.unit_n_tokens(b, p) > 0) {
+                    const auto unit = lcg3::parse_unit(source, reader->whole, b, p);
                     plane.symbol_bytes += static_cast<uint64_t>(unit.words_end - unit.group_words[0]);
                 }
             }
@@ -556,11 +678,12 @@ int32_t cachegen_lcg3_verify(const struct cachegen_lcg3 * reader, const struct c
         if (reader == nullptr) {
             fail(CACHEGEN_ERR_ARGUMENT, "reader is NULL");
         }
+        check_whole(*reader);
         run_tasks(executor, uint64_t{ reader->archive.n_blocks } + 1, [&](uint64_t i) {
             if (i == 0) {
-                lcg3::check_exact_digest(reader->archive);
+                lcg3::check_exact_digest(reader->archive, reader->whole);
             } else {
-                lcg3::check_block_digest(reader->archive, static_cast<uint32_t>(i - 1));
+                lcg3::check_block_digest(reader->archive, reader->whole, static_cast<uint32_t>(i - 1));
             }
         });
     });
@@ -573,6 +696,7 @@ int32_t cachegen_lcg3_decode(const struct cachegen_lcg3 * reader, uint64_t first
         if (reader == nullptr || destinations == nullptr || n_destinations != reader->archive.head.n_planes) {
             fail(CACHEGEN_ERR_ARGUMENT, "reader or destinations is NULL, or there is not one destination a plane");
         }
-        lcg3::decode(reader->archive, first_token, n_tokens, destinations, executor);
+        check_whole(*reader);
+        lcg3::decode(reader->archive, reader->whole, first_token, n_tokens, destinations, executor);
     });
 }

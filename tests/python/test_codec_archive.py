@@ -166,6 +166,53 @@ def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F
                 assert (part.data[n_held:] == 0xAA).all()
 
 
+def test_decode_part_by_part(isa: str) -> None:  # noqa: F811
+    """What a reader decodes while the archive comes in: the same bytes, every part checked on its own."""
+    planes = random_planes(19, 300, types=[GgmlType.F16, GgmlType.Q8_0])
+    planes[1] = dataclasses.replace(planes[1], data=planes[1].data[130:].copy(), first_token=130)
+    data = codec.encode(planes, profile(n_exact_tokens=5, block_tokens=96))
+    whole = [empty_like(plane) for plane in planes]
+    decode(data, whole)
+
+    number, reader = ffi.new("uint64_t *"), ffi.new("struct cachegen_lcg3 **")
+    header = ffi.from_buffer(data[:64])
+    assert lib.cachegen_lcg3_metadata_bytes(header, 64, len(data), number) == 0
+    assert lib.cachegen_lcg3_metadata_bytes(header, 63, len(data), number) == lib.CACHEGEN_ERR_TRUNCATED
+    assert lib.cachegen_lcg3_metadata_bytes(header, 64, len(data) + 1, number) == lib.CACHEGEN_ERR_TRAILING
+    metadata = ffi.from_buffer(data[: number[0]])
+    for n in range(len(metadata)):
+        assert lib.cachegen_lcg3_open_metadata(metadata, n, len(data), reader) == lib.CACHEGEN_ERR_TRUNCATED
+    assert lib.cachegen_lcg3_open_metadata(metadata, len(metadata), len(data), reader) == 0
+
+    out = [empty_like(plane) for plane in planes]
+    wanted = ffi.new("struct cachegen_lcg3_destination[]", len(out))
+    for plane, one in zip(out, wanted, strict=True):
+        plane._fill(one.rows, is_written=True)
+    assert lib.cachegen_lcg3_decode(reader[0], 0, 300, wanted, len(out), ffi.NULL) == lib.CACHEGEN_ERR_ARGUMENT
+    assert lib.cachegen_lcg3_verify(reader[0], ffi.NULL) == lib.CACHEGEN_ERR_ARGUMENT
+    at, n_bytes, end = ffi.new("uint64_t *"), ffi.new("uint64_t *"), len(metadata)
+    for part in range(5):
+        assert lib.cachegen_lcg3_part(reader[0], part, at, n_bytes) == 0
+        assert at[0] == end
+        end += n_bytes[0]
+        good = data[at[0] : end]
+        for damaged, status in [
+            (bytes([good[len(good) // 2] ^ 1]).join([good[: len(good) // 2], good[len(good) // 2 + 1 :]]), "DIGEST"),
+            (good[:-1], "ARGUMENT"),
+            (good + b"\0", "ARGUMENT"),
+        ]:
+            view = ffi.from_buffer(damaged)
+            result = lib.cachegen_lcg3_decode_part(reader[0], part, view, len(view), 0, 300, wanted, len(out), ffi.NULL)
+            assert result == getattr(lib, f"CACHEGEN_ERR_{status}")
+        view = ffi.from_buffer(good)
+        assert lib.cachegen_lcg3_decode_part(reader[0], part, view, len(view), 0, 300, wanted, len(out), ffi.NULL) == 0
+    assert end == len(data)
+    assert lib.cachegen_lcg3_part(reader[0], 5, at, n_bytes) == lib.CACHEGEN_ERR_ARGUMENT
+    lib.cachegen_lcg3_close(reader[0])
+    for plane, expected in zip(out, whole, strict=True):
+        np.testing.assert_array_equal(plane.data, expected.data)
+
+
 def test_encode_to_a_sink() -> None:
     """The pieces make the archive; a sink that refuses any of them ends the call."""
     planes = random_planes(17, 300, types=[GgmlType.F16, GgmlType.Q4_0])
