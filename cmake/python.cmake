@@ -37,7 +37,7 @@ add_custom_command(
     VERBATIM)
 
 Python_add_library(_codec MODULE USE_SABI 3.10 WITH_SOABI ${codec_cffi_source})
-target_link_libraries(_codec PRIVATE cachegen)
+cachegen_link_hidden(_codec)
 
 install(TARGETS _native _codec LIBRARY DESTINATION llama_cachegen COMPONENT python)
 install(TARGETS ${llama_targets}

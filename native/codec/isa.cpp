@@ -4,9 +4,21 @@
 
 #include <atomic>
 
+#ifdef CACHEGEN_AVX2
+#    include <cpuid.h>
+#endif
+
 namespace cachegen {
 
 namespace {
+
+#ifdef CACHEGEN_AVX2
+// not every compiler knows it by name
+bool has_f16c() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 bool is_supported(isa wanted) {
     switch (wanted) {
@@ -15,7 +27,7 @@ bool is_supported(isa wanted) {
         // the compiler's check includes whether the system saves the registers
         case isa::avx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
-                   __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("f16c");
+                   __builtin_cpu_supports("popcnt") && has_f16c();
 #endif
 #ifdef CACHEGEN_AVX512
         case isa::avx512:

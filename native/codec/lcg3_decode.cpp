@@ -235,7 +235,8 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
                     store_fp16(task, block_token + t, n, first_group + g, of_group, set.record.n_symbols,
                                &row_tables[t * row_table_bytes], fp16);
                 } else {
-                    to_values(of_group, levels, &scales[t], n, &values[g * n_lanes], span_channels);
+                    to_values(of_group, levels, set.record.n_symbols, &scales[t], n, &values[g * n_lanes],
+                              span_channels);
                 }
             }
             const uint32_t done = n_direct * n_lanes;

@@ -6,7 +6,7 @@
 
 namespace cachegen::lcg3 {
 
-void dequantize_scalar(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
+void dequantize_scalar(const uint8_t * symbols, const float * levels, uint32_t, const float * scales, uint64_t n_tokens,
                        float * values, uint64_t value_stride) {
     for (uint64_t t = 0; t < n_tokens; t++) {
         for (uint32_t lane = 0; lane < 32; lane++) {
@@ -22,6 +22,9 @@ dequantize_function dequantize() {
 #endif
 #ifdef CACHEGEN_AVX512
         case isa::avx512: return dequantize_avx512;
+#endif
+#ifdef CACHEGEN_NEON
+        case isa::neon: return dequantize_neon;
 #endif
         default: return dequantize_scalar;
     }
@@ -61,6 +64,9 @@ const fp16_look_up & fp16_rows() {
 #endif
 #ifdef CACHEGEN_AVX512
         case isa::avx512: return avx512_fp16_look_up;
+#endif
+#ifdef CACHEGEN_NEON
+        case isa::neon: return neon_fp16_look_up;
 #endif
         default: return scalar_fp16_look_up;
     }

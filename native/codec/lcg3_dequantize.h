@@ -6,20 +6,22 @@
 namespace cachegen::lcg3 {
 
 /*
- * symbols  IN  [n_tokens][32], every one below 64
- * levels   IN  64
+ * symbols  IN  [n_tokens][32], every one below n_levels
+ * levels   IN  64, zeros from n_levels on
  * scales   IN  n_tokens
  * values   OUT n_tokens rows of 32, value_stride floats apart
  */
-using dequantize_function = void (*)(const uint8_t * symbols, const float * levels, const float * scales,
-                                     uint64_t n_tokens, float * values, uint64_t value_stride);
+using dequantize_function = void (*)(const uint8_t * symbols, const float * levels, uint32_t n_levels,
+                                     const float * scales, uint64_t n_tokens, float * values, uint64_t value_stride);
 
-void dequantize_scalar(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
-                       float * values, uint64_t value_stride);
-void dequantize_avx2(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
-                     float * values, uint64_t value_stride);
-void dequantize_avx512(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
-                       float * values, uint64_t value_stride);
+void dequantize_scalar(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                       uint64_t n_tokens, float * values, uint64_t value_stride);
+void dequantize_avx2(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                     uint64_t n_tokens, float * values, uint64_t value_stride);
+void dequantize_avx512(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                       uint64_t n_tokens, float * values, uint64_t value_stride);
+void dequantize_neon(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                     uint64_t n_tokens, float * values, uint64_t value_stride);
 
 // the one for active_isa()
 dequantize_function dequantize();
@@ -58,6 +60,7 @@ struct fp16_look_up {
 extern const fp16_look_up scalar_fp16_look_up;
 extern const fp16_look_up avx2_fp16_look_up;
 extern const fp16_look_up avx512_fp16_look_up;
+extern const fp16_look_up neon_fp16_look_up;
 
 // the one for active_isa()
 const fp16_look_up & fp16_rows();

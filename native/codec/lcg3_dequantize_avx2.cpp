@@ -39,13 +39,8 @@ template <uint32_t n_tables, typename Store> inline void run_tables(const uint8_
     }
 }
 
-template <typename Store> inline void run(const uint8_t * symbols, const float * levels, const float * scales,
-                                          uint64_t n_tokens, const Store & store) {
-    // levels above the last used one are zero, so the highest that is not tells how many tables there are
-    uint32_t n_levels = 64;
-    while (n_levels > 16 && levels[n_levels - 1] == 0) {
-        n_levels--;
-    }
+template <typename Store> inline void run(const uint8_t * symbols, const float * levels, uint32_t n_levels,
+                                          const float * scales, uint64_t n_tokens, const Store & store) {
     if (n_levels <= 16) {
         run_tables<2>(symbols, levels, scales, n_tokens, store);
     } else if (n_levels <= 32) {
@@ -57,9 +52,9 @@ template <typename Store> inline void run(const uint8_t * symbols, const float *
 
 } // namespace
 
-void dequantize_avx2(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
-                     float * values, uint64_t value_stride) {
-    run(symbols, levels, scales, n_tokens,
+void dequantize_avx2(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                     uint64_t n_tokens, float * values, uint64_t value_stride) {
+    run(symbols, levels, n_levels, scales, n_tokens,
         [&](uint64_t t, uint32_t v, __m256 x) { _mm256_storeu_ps(values + t * value_stride + 8 * v, x); });
 }
 

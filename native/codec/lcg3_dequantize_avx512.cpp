@@ -85,13 +85,8 @@ void look_up_row(const uint8_t * symbols, uint64_t n, uint32_t n_levels, const u
 
 } // namespace
 
-void dequantize_avx512(const uint8_t * symbols, const float * levels, const float * scales, uint64_t n_tokens,
-                       float * values, uint64_t value_stride) {
-    // levels above the last used one are zero, so the highest that is not tells how many tables there are
-    uint32_t n_levels = 64;
-    while (n_levels > 16 && levels[n_levels - 1] == 0) {
-        n_levels--;
-    }
+void dequantize_avx512(const uint8_t * symbols, const float * levels, uint32_t n_levels, const float * scales,
+                       uint64_t n_tokens, float * values, uint64_t value_stride) {
     (n_levels <= 16   ? run<1>
      : n_levels <= 32 ? run<2>
                       : run<4>) (symbols, levels, scales, n_tokens, values, value_stride);

@@ -77,6 +77,11 @@ const row_quantizer & quantizer() {
         return avx2_quantizer;
     }
 #endif
+#ifdef CACHEGEN_NEON
+    if (active_isa() == isa::neon) {
+        return neon_quantizer;
+    }
+#endif
     return scalar_quantizer;
 }
 

@@ -28,6 +28,7 @@ struct row_quantizer {
 
 extern const row_quantizer scalar_quantizer;
 extern const row_quantizer avx2_quantizer;
+extern const row_quantizer neon_quantizer;
 
 // the one for active_isa()
 const row_quantizer & quantizer();

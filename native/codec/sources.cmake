@@ -33,6 +33,12 @@ set(CACHEGEN_DECODER_SOURCES_AVX512
     symbol_unpack_avx512.cpp
 )
 
+set(CACHEGEN_DECODER_SOURCES_NEON
+    lcg3_dequantize_neon.cpp
+    rans_decode_neon.cpp
+    typed_store_neon.cpp
+)
+
 set(CACHEGEN_ENCODER_SOURCES
     arithmetic_encode.cpp
     caller_bytes.cpp
@@ -52,4 +58,8 @@ set(CACHEGEN_ENCODER_SOURCES_AVX2
 
 set(CACHEGEN_ENCODER_SOURCES_AVX512
     rans_encode_avx512.cpp
+)
+
+set(CACHEGEN_ENCODER_SOURCES_NEON
+    lcg3_quantize_neon.cpp
 )

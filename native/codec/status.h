@@ -21,10 +21,11 @@ class error : public std::exception {
     std::string     message;
 };
 
+[[noreturn]]
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))
 #endif
-[[noreturn]] void fail(cachegen_status status, const char * format, ...);
+void fail(cachegen_status status, const char * format, ...);
 
 // keep the message for cachegen_last_message() and return the status
 int32_t set_error(cachegen_status status, const char * message) noexcept;

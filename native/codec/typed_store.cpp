@@ -36,9 +36,52 @@ float largest_magnitude(const float * values) {
     return float_from_bits(static_cast<uint32_t>(largest));
 }
 
+// Blocks with an infinity or a NaN, as ggml's reference packs them on x86, where a number that no integer can hold
+// gives code 0. All instruction sets come here for them.
+void pack_odd_block_q8_0(const float * values, uint8_t * row) {
+    float largest = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        const float magnitude = std::fabs(values[i]);
+        largest               = largest > magnitude ? largest : magnitude; // a NaN is taken, and gives way to the next
+    }
+    const float scale   = largest / 127;
+    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    put_le<uint16_t>(row, fp32_to_fp16(scale));
+    for (uint32_t i = 0; i < 32; i++) {
+        const float scaled = std::round(values[i] * inverse);
+        row[2 + i]         = std::isfinite(scaled) ? static_cast<uint8_t>(static_cast<int32_t>(scaled)) : 0;
+    }
+}
+
+void pack_odd_block_q4_0(const float * values, uint8_t * row) {
+    float largest = 0;
+    float extreme = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        if (largest < std::fabs(values[i])) { // a NaN is left out
+            largest = std::fabs(values[i]);
+            extreme = values[i];
+        }
+    }
+    const float scale   = extreme / -8;
+    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    put_le<uint16_t>(row, fp32_to_fp16(scale));
+    const auto code = [&](uint32_t i) {
+        const float shifted = values[i] * inverse + 8.5f;
+        return std::isfinite(shifted) ? static_cast<uint32_t>(std::min(15, static_cast<int32_t>(shifted))) : 0u;
+    };
+    for (uint32_t i = 0; i < 16; i++) {
+        row[2 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
+    }
+}
+
 void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
     for (uint64_t b = 0; b < n; b += 32, row += 34) {
-        const float scale   = largest_magnitude(values + b) / 127;
+        const float magnitude = largest_magnitude(values + b);
+        if (is_odd_block(magnitude)) {
+            pack_odd_block_q8_0(values + b, row);
+            continue;
+        }
+        const float scale   = magnitude / 127;
         const float inverse = inverse_scale(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
         for (uint32_t i = 0; i < 32; i++) {
@@ -53,11 +96,15 @@ void to_q4_0(const float * values, uint64_t n, uint8_t * row) {
     for (uint64_t b = 0; b < n; b += 32, row += 18) {
         // the first value of the largest magnitude, with its sign
         const float magnitude = largest_magnitude(values + b);
-        uint32_t    first     = 0;
+        if (is_odd_block(magnitude)) {
+            pack_odd_block_q4_0(values + b, row);
+            continue;
+        }
+        uint32_t first = 0;
         while (std::fabs(values[b + first]) != magnitude && first < 31) {
             first++;
         }
-        const float extreme = values[b + first];
+        const float extreme = magnitude != 0 ? values[b + first] : 0.0f; // no -0
         const float scale   = extreme / -8;
         const float inverse = inverse_scale(scale);
         const float offset  = q4_0_offset(scale);
@@ -197,6 +244,11 @@ const row_converters & converters() {
 #ifdef CACHEGEN_AVX2
     if (active_isa() == isa::avx2 || active_isa() == isa::avx512) {
         return avx2_converters;
+    }
+#endif
+#ifdef CACHEGEN_NEON
+    if (active_isa() == isa::neon) {
+        return neon_converters;
     }
 #endif
     return scalar_converters;

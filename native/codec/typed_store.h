@@ -55,8 +55,15 @@ inline float q4_0_offset(float scale) {
     return scale == 0 || inverse_scale(scale) != 0 ? 8.5f : 0.0f;
 }
 
+// a block whose largest magnitude is not finite, which ggml's reference packs by the order of its values: see
+// pack_odd_block_q8_0()
+inline bool is_odd_block(float magnitude) {
+    return !(magnitude <= 3.4028235e38f);
+}
+
 extern const row_converters scalar_converters;
 extern const row_converters avx2_converters;
+extern const row_converters neon_converters;
 
 // the ones for active_isa()
 const row_converters & converters();

@@ -60,11 +60,12 @@ void to_bf16(const float * values, uint64_t n, uint8_t * row) {
     }
 }
 
-inline float largest_of(__m256 x) {
-    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    y        = _mm_max_ps(y, _mm_movehl_ps(y, y));
-    y        = _mm_max_ss(y, _mm_movehdup_ps(y));
-    return _mm_cvtss_f32(y);
+// of eight magnitudes; in integers, where a NaN is larger than all numbers
+inline float largest_of(__m256i x) {
+    __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y         = _mm_max_epi32(y, _mm_shuffle_epi32(y, _MM_SHUFFLE(1, 0, 3, 2)));
+    y         = _mm_max_epi32(y, _mm_shuffle_epi32(y, _MM_SHUFFLE(2, 3, 0, 1)));
+    return _mm_cvtss_f32(_mm_castsi128_ps(y));
 }
 
 void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
@@ -72,13 +73,18 @@ void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
     // the largest number below one half: added to a magnitude and cut off, it rounds halves away from zero
     const __m256 below_half = _mm256_set1_ps(0x1.fffffep-2f);
     for (uint64_t b = 0; b < n; b += 32, row += 34) {
-        __m256 x[4];
-        __m256 largest = _mm256_setzero_ps();
+        __m256  x[4];
+        __m256i largest = _mm256_setzero_si256();
         for (int v = 0; v < 4; v++) {
             x[v]    = load_floats(values + b + 8 * v);
-            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign_bit, x[v]));
+            largest = _mm256_max_epi32(largest, _mm256_castps_si256(_mm256_andnot_ps(sign_bit, x[v])));
         }
-        const float scale   = largest_of(largest) / 127;
+        const float magnitude = largest_of(largest);
+        if (is_odd_block(magnitude)) {
+            scalar_converters.to_q8_0(values + b, 32, row);
+            continue;
+        }
+        const float scale   = magnitude / 127;
         const float inverse = inverse_scale(scale);
         put_le<uint16_t>(row, fp32_to_fp16(scale));
 
@@ -98,15 +104,19 @@ void to_q8_0(const float * values, uint64_t n, uint8_t * row) {
 void to_q4_0(const float * values, uint64_t n, uint8_t * row) {
     const __m256 sign_bit = _mm256_set1_ps(-0.0f);
     for (uint64_t b = 0; b < n; b += 32, row += 18) {
-        __m256 x[4];
-        __m256 largest = _mm256_setzero_ps();
+        __m256  x[4];
+        __m256i largest = _mm256_setzero_si256();
         for (int v = 0; v < 4; v++) {
             x[v]    = load_floats(values + b + 8 * v);
-            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign_bit, x[v]));
+            largest = _mm256_max_epi32(largest, _mm256_castps_si256(_mm256_andnot_ps(sign_bit, x[v])));
         }
+        const float magnitude = largest_of(largest);
         // the first value of the largest magnitude decides the sign
-        const float magnitude  = largest_of(largest);
-        uint32_t    is_largest = 0;
+        if (is_odd_block(magnitude)) {
+            scalar_converters.to_q4_0(values + b, 32, row);
+            continue;
+        }
+        uint32_t is_largest = 0;
         for (int v = 0; v < 4; v++) {
             const __m256 equal = _mm256_cmp_ps(_mm256_andnot_ps(sign_bit, x[v]), _mm256_set1_ps(magnitude), _CMP_EQ_OQ);
             is_largest |= static_cast<uint32_t>(_mm256_movemask_ps(equal)) << 8 * v;

@@ -140,6 +140,20 @@ def test_ranges_and_cells() -> None:
             assert (np.delete(spread.data, spread.cells, axis=0) == 0xAA).all()
 
 
+@pytest.mark.parametrize("n_levels", [17, 31, 33, 63])
+def test_levels_that_are_zero(isa: str, n_levels: int) -> None:  # noqa: F811
+    """A set may have any levels: here the upper ones are 0, which no encoder of ours writes."""
+    planes = random_planes(23, 120, types=[GgmlType.F32], n_channels=64)
+    data = bytearray(codec.encode(planes, profile(n_levels, n_levels, n_exact_tokens=0, n_classes=3)))
+    levels = 64 + 24 * len(planes) + 8
+    n_kept = 16 if n_levels < 33 else 32
+    data[levels + 4 * n_kept : levels + 4 * n_levels] = bytes(4 * (n_levels - n_kept))
+    sealed = resealed(data)
+    outputs = [empty_like(plane) for plane in planes]
+    decode(sealed, outputs)
+    check_against_numpy(sealed, outputs)
+
+
 @pytest.mark.parametrize("first_token", [1, 3, 5, 100, 101, 292, 499])
 def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F811
     """A window beside full planes: exact rows, a whole block or a part of one may be missing."""
