@@ -12,11 +12,16 @@ import pytest
 from conftest import NATIVE_REPORTS, ROOT
 
 EXECUTABLES = {
+    "test-codec-decoder",
+    "test-codec-isa",
     "test-page-matrix",
     "test-page-transaction",
     "test-page-drain",
     "test-page-fuzz-driver",
     "test-page-refusals",
+    "test-codec-stores",
+    "fuzz-regression-lcg3-decode",
+    "fuzz-regression-lcg3-differential",
 }
 
 
@@ -83,3 +88,12 @@ def test_sanitized() -> None:
     compiled = _run(["cmake", "--build", str(build)])
     assert compiled.returncode == 0, compiled.stdout[-6000:]
     _ctest(build, "AddressSanitizer + UndefinedBehaviorSanitizer")
+
+
+@pytest.mark.timeout(1200)
+def test_neon() -> None:
+    result = _run([sys.executable, "scripts/check-neon"])
+    if result.returncode == 77:
+        pytest.skip(result.stdout.strip().splitlines()[-1])
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-3000:]
+    NATIVE_REPORTS.append(("NEON under qemu", result.stdout.strip().splitlines()[-1]))
