@@ -1,23 +1,11 @@
 // KV pages of a dense, host-resident llama_kv_cache. The interface is described in llama-kv-page.h.
 #include "llama-kv-page.h"
 
+#include "page-cache.h"
 #include "page-copy.h"
 #include "page-status.h"
 
-#include "ggml-backend.h"
 #include "ggml.h"
-#include "llama-context.h"
-#include "llama-cparams.h"
-#include "llama-kv-cache-dsa-iswa.h"
-#include "llama-kv-cache-dsa.h"
-#include "llama-kv-cache-dsv4.h"
-#include "llama-kv-cache-iswa.h"
-#include "llama-kv-cache-msa.h"
-#include "llama-kv-cache.h"
-#include "llama-memory-hybrid-idx.h"
-#include "llama-memory-hybrid-iswa.h"
-#include "llama-memory-hybrid.h"
-#include "llama-memory-recurrent.h"
 
 #include <algorithm>
 #include <atomic>
@@ -33,15 +21,6 @@ namespace {
 constexpr uint64_t component_alignment  = 64;
 constexpr uint64_t min_bytes_per_thread = 1024 * 1024;
 
-const char * kind_name(int32_t kind) {
-    return kind == LLAMA_KV_PAGE_KIND_K ? "K" : kind == LLAMA_KV_PAGE_KIND_V ? "V" : "unknown kind";
-}
-
-// ggml_type_name() reads past its table for types it does not know
-const char * type_name(int32_t type) {
-    return type >= 0 && type < GGML_TYPE_COUNT ? ggml_type_name(ggml_type(type)) : "unknown type";
-}
-
 template <typename Struct> void check_struct(const Struct * s, const char * name) {
     if (!s) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%s is NULL", name);
@@ -53,109 +32,15 @@ template <typename Struct> void check_struct(const Struct * s, const char * name
     }
 }
 
-//
-// what can be paged
-//
-
-// exactly this class: a class derived from it may keep more state
-template <typename Memory> bool is_exactly(const llama_memory_i & memory) {
-    return typeid(memory) == typeid(Memory);
-}
-
 llama_kv_cache & dense_cache(llama_context * ctx) {
-    if (!ctx) {
-        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "ctx is NULL");
-    }
-
-    llama_memory_t memory = ctx->get_memory();
-    if (!memory) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_NO_MEMORY, "the context has no memory, so there is nothing to save or restore");
-    }
-
-    static const char * later = "this memory class cannot be paged by this version";
-
-    if (!is_exactly<llama_kv_cache>(*memory)) {
-        const auto refuse = [&](llama_kv_page_status status, const char * what) {
-            page_fail(status, "%s: %s", what, later);
-        };
-        if (is_exactly<llama_kv_cache_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_ISWA, "interleaved sliding-window cache");
-        }
-        if (is_exactly<llama_memory_recurrent>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_RECURRENT, "recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID, "hybrid attention and recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID_ISWA, "hybrid sliding-window and recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid_idx>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID_IDX, "hybrid memory with an indexer cache");
-        }
-        if (is_exactly<llama_kv_cache_dsa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSA, "sparse-attention cache with an indexer");
-        }
-        if (is_exactly<llama_kv_cache_dsa_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSA_ISWA, "sliding-window sparse-attention cache with an indexer");
-        }
-        if (is_exactly<llama_kv_cache_msa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_MSA, "multi-scale attention cache");
-        }
-        if (is_exactly<llama_kv_cache_dsv4>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSV4, "DeepSeek V4 cache");
-        }
-        refuse(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory");
-    }
-
-    if (llama_model_has_encoder(&ctx->get_model())) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_ENCODER,
-                  "encoder-decoder model: a page would not hold the encoder's output its decoder attends to");
-    }
-
-    auto & cache = static_cast<llama_kv_cache &>(*memory);
-    if (cache.page_is_shared()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_SHARED,
-                  "the cache shares its cells with the cache of another context; use that one");
-    }
-    if (cache.page_is_windowed()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_WINDOW, "the cache masks old positions by a window and reuses their cells");
-    }
-    if (cache.has_cell_ext()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT, "cells carry more than a position (M-RoPE or n-gram embeddings)");
-    }
-
-    for (const auto & component : cache.page_components(0)) {
-        ggml_backend_buffer_t buffer =
-            component.tensor->buffer ? component.tensor->buffer : component.tensor->view_src->buffer;
-        if (!ggml_backend_buffer_is_host(buffer)) {
-            ggml_backend_t backend = ctx->get_backend(buffer);
-            page_fail(LLAMA_KV_PAGE_REFUSED_BACKEND,
-                      "layer %" PRIu32 " is on %s (%s), which is not host memory; create "
-                      "the context with offload_kqv off",
-                      component.il, backend ? ggml_backend_name(backend) : "no backend",
-                      ggml_backend_buffer_name(buffer));
-        }
-    }
-
+    auto & cache = page_cache(ctx);
+    page_require_host(ctx, cache);
     return cache;
 }
 
 //
 // layout
 //
-
-uint32_t seq_id_limit(const llama_context * ctx) {
-    const llama_cparams & cparams = ctx->get_cparams();
-    return cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
-}
-
-void check_seq_id(const llama_context * ctx, int32_t seq_id) {
-    if (seq_id < 0 || uint32_t(seq_id) >= seq_id_limit(ctx)) {
-        page_fail(LLAMA_KV_PAGE_ERR_SEQ_ID, "sequence id %" PRId32 " is not one of 0 .. %" PRIu32, seq_id,
-                  seq_id_limit(ctx) - 1);
-    }
-}
 
 struct page_layout {
     uint32_t                             stream;
@@ -167,7 +52,7 @@ struct page_layout {
 
 // n_tokens is bounded by the cells of the cache, so no size below can be larger than an allocated tensor
 page_layout make_layout(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id, int32_t p0, int64_t n_tokens) {
-    check_seq_id(ctx, seq_id);
+    page_check_seq_id(ctx, seq_id);
     if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "positions [%" PRId32 ", %" PRId64 ") are not a range", p0,
                   p0 + n_tokens);
@@ -210,16 +95,16 @@ page_layout make_layout(llama_context * ctx, llama_kv_cache & cache, int32_t seq
 
 void compare_component(const llama_kv_page_component & page, const llama_kv_page_component & live) {
     const int32_t layer = live.layer;
-    const char *  kind  = kind_name(live.kind);
+    const char *  kind  = page_kind_name(live.kind);
 
     if (page.layer != live.layer || page.kind != live.kind) {
         page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
                   "the page has layer %" PRId32 " %s where the cache has layer %" PRId32 " %s", page.layer,
-                  kind_name(page.kind), layer, kind);
+                  page_kind_name(page.kind), layer, kind);
     }
     if (page.type != live.type) {
         page_fail(LLAMA_KV_PAGE_ERR_TYPE, "layer %" PRId32 " %s: the page is %s, the cache is %s", layer, kind,
-                  type_name(page.type), type_name(live.type));
+                  page_type_name(page.type), page_type_name(live.type));
     }
     if (page.transposed != live.transposed) {
         page_fail(LLAMA_KV_PAGE_ERR_LAYOUT,
@@ -360,51 +245,20 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
     reservation->components.assign(components, components + n_components);
     reservation->written.assign(n_components, 0);
 
-    if (cache.page_reserved()) {
-        page_fail(LLAMA_KV_PAGE_ERR_BUSY,
-                  "another page reservation is open in this context; commit it or close it first");
-    }
-
-    // pending copies into the stream would overwrite the page, a pending shift would move it
-    ctx->memory_drain();
-
-    const llama_pos pos_max = cache.seq_pos_max(seq_id);
-    if (p0 <= pos_max) {
-        page_fail(LLAMA_KV_PAGE_ERR_OCCUPIED,
-                  "sequence %" PRId32 " already holds positions up to %" PRId32 ", the page begins at %" PRId32
-                  "; remove them or import into another sequence",
-                  seq_id, pos_max, p0);
-    }
-    if (p0 > pos_max + 1) {
-        page_fail(LLAMA_KV_PAGE_ERR_GAP,
-                  "sequence %" PRId32 " ends before position %" PRId32 ", the page begins at %" PRId32
-                  "; import the pages before it first",
-                  seq_id, pos_max + 1, p0);
-    }
-
-    const auto * slot = cache.page_reserve(seq_id, p0, n_tokens);
-    if (!slot) {
-        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
-                  "%" PRIu32 " tokens do not fit: %" PRIu32 " of %" PRIu32
-                  " cells are in use; raise n_ctx or remove sequences",
-                  n_tokens, cache.get_cells(seq_id).get_used(), cache.get_size());
-    }
-    reservation->open = true;
+    const auto & cells = page_reserve_cells(ctx, cache, seq_id, p0, n_tokens);
+    reservation->open  = true;
     try {
-        reservation->runs = page_cell_runs(slot->idxs[0]);
+        reservation->runs = page_cell_runs(cells);
     } catch (...) {
-        cache.page_rollback();
+        page_release_cells(ctx, cache);
         throw;
     }
-    ctx->page_fence(true);
-
     return reservation;
 }
 
 void close(llama_kv_page_reservation & reservation) {
     if (reservation.open) {
-        reservation.cache->page_rollback();
-        reservation.ctx->page_fence(false);
+        page_release_cells(reservation.ctx, *reservation.cache);
         reservation.open = false;
     }
 }
@@ -416,15 +270,10 @@ void commit(llama_kv_page_reservation & reservation) {
     for (size_t i = 0; i < reservation.written.size(); ++i) {
         if (!reservation.written[i]) {
             page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "layer %" PRId32 " %s was not written",
-                      reservation.components[i].layer, kind_name(reservation.components[i].kind));
+                      reservation.components[i].layer, page_kind_name(reservation.components[i].kind));
         }
     }
-    if (!reservation.cache->page_commit()) {
-        page_fail(
-            LLAMA_KV_PAGE_ERR_STALE,
-            "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page was written");
-    }
-    reservation.ctx->page_fence(false);
+    page_commit_cells(reservation.ctx, *reservation.cache);
     reservation.open = false;
 }
 
@@ -432,7 +281,7 @@ void commit(llama_kv_page_reservation & reservation) {
     page_fail(LLAMA_KV_PAGE_ERR_DIGEST,
               "layer %" PRId32 " %s: XXH3-64 of the payload is %016" PRIx64 ", expected %016" PRIx64
               "; the bytes are damaged",
-              component.layer, kind_name(component.kind), actual, component.xxh3);
+              component.layer, page_kind_name(component.kind), actual, component.xxh3);
 }
 
 // closes the reservation on every way out
@@ -460,7 +309,7 @@ int32_t llama_kv_page_get_caps(llama_context * ctx, llama_kv_page_caps * caps) {
         *caps             = {};
         caps->struct_size = sizeof(*caps);
         caps->abi_version = LLAMA_KV_PAGE_ABI_VERSION;
-        caps->n_seq_max   = seq_id_limit(ctx);
+        caps->n_seq_max   = page_seq_id_limit(ctx);
 
         try {
             auto & cache       = dense_cache(ctx);
@@ -546,15 +395,7 @@ int32_t llama_kv_page_export(llama_context * ctx, int32_t seq_id, int32_t p0, in
         const int64_t t_drain_us = ggml_time_us();
         ctx->memory_drain();
         const double drain_ms = ms_since(t_drain_us);
-
-        llama_kv_cache::slot_info::idx_vec_t idxs;
-        const llama_pos                      pos = cache.page_lookup(seq_id, p0, p1, idxs);
-        if (pos != p1) {
-            page_fail(LLAMA_KV_PAGE_ERR_MISSING,
-                      "position %" PRId32 " of sequence %" PRId32
-                      " is not in the cache exactly once; the sequence holds [%" PRId32 ", %" PRId32 "]",
-                      pos, seq_id, cache.seq_pos_min(seq_id), cache.seq_pos_max(seq_id));
-        }
+        const auto   idxs     = page_find_cells(cache, seq_id, p0, p1);
 
         const auto     runs      = page_cell_runs(idxs);
         const uint32_t n_threads = resolve_threads(ctx, opts.n_threads, layout.payload_bytes, layout.components.size());

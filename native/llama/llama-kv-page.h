@@ -58,6 +58,7 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_ERR_BUSY       = 14, /* another reservation is open in this context */
     LLAMA_KV_PAGE_ERR_STALE      = 15, /* the reservation was overtaken by another operation on the memory */
     LLAMA_KV_PAGE_ERR_INCOMPLETE = 16, /* commit before every component was written */
+    LLAMA_KV_PAGE_ERR_CANCELLED  = 17, /* a function of the caller asked to stop */
 
     /* the page does not fit the live layout */
     LLAMA_KV_PAGE_ERR_COMPONENTS = 20, /* other layers, or K or V missing */
@@ -66,6 +67,11 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_ERR_LAYOUT     = 23, /* rows against transposed */
     LLAMA_KV_PAGE_ERR_WIDTH      = 24, /* other number of channels, or other bytes a row */
     LLAMA_KV_PAGE_ERR_DIGEST     = 25, /* payload bytes do not match their digest */
+
+    /* archives */
+    LLAMA_KV_PAGE_ERR_ARCHIVE        = 30, /* damaged, cut short, or made to do harm */
+    LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT = 31, /* of a format, version or type this library does not read or write */
+    LLAMA_KV_PAGE_ERR_NON_FINITE     = 32, /* the cache holds a NaN or an infinity, which only lossless coding keeps */
 
     /* this context cannot be paged, whatever the page */
     LLAMA_KV_PAGE_REFUSED_NO_MEMORY   = 40, /* the context has no memory (an encoder-only model) */
@@ -84,6 +90,7 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_REFUSED_WINDOW      = 53, /* a dense cache with a sliding window: its old cells get reused */
     LLAMA_KV_PAGE_REFUSED_CELL_EXT    = 54, /* cells carry more than a position (M-RoPE, n-gram embeddings) */
     LLAMA_KV_PAGE_REFUSED_BACKEND     = 55, /* a layer's tensors are not in host memory */
+    LLAMA_KV_PAGE_REFUSED_CODEC       = 56, /* a layer's backend has no codec for its type */
 
     /* the system */
     LLAMA_KV_PAGE_ERR_OUT_OF_MEMORY = 70,

@@ -48,7 +48,11 @@ const char * llama_kv_page_status_name(int32_t status) {
         case LLAMA_KV_PAGE_ERR_ROTATION: return "ERR_ROTATION";
         case LLAMA_KV_PAGE_ERR_LAYOUT: return "ERR_LAYOUT";
         case LLAMA_KV_PAGE_ERR_WIDTH: return "ERR_WIDTH";
+        case LLAMA_KV_PAGE_ERR_CANCELLED: return "ERR_CANCELLED";
         case LLAMA_KV_PAGE_ERR_DIGEST: return "ERR_DIGEST";
+        case LLAMA_KV_PAGE_ERR_ARCHIVE: return "ERR_ARCHIVE";
+        case LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT: return "ERR_ARCHIVE_FORMAT";
+        case LLAMA_KV_PAGE_ERR_NON_FINITE: return "ERR_NON_FINITE";
         case LLAMA_KV_PAGE_REFUSED_NO_MEMORY: return "REFUSED_NO_MEMORY";
         case LLAMA_KV_PAGE_REFUSED_ENCODER: return "REFUSED_ENCODER";
         case LLAMA_KV_PAGE_REFUSED_ISWA: return "REFUSED_ISWA";
@@ -65,6 +69,7 @@ const char * llama_kv_page_status_name(int32_t status) {
         case LLAMA_KV_PAGE_REFUSED_WINDOW: return "REFUSED_WINDOW";
         case LLAMA_KV_PAGE_REFUSED_CELL_EXT: return "REFUSED_CELL_EXT";
         case LLAMA_KV_PAGE_REFUSED_BACKEND: return "REFUSED_BACKEND";
+        case LLAMA_KV_PAGE_REFUSED_CODEC: return "REFUSED_CODEC";
         case LLAMA_KV_PAGE_ERR_OUT_OF_MEMORY: return "ERR_OUT_OF_MEMORY";
         case LLAMA_KV_PAGE_ERR_INTERNAL: return "ERR_INTERNAL";
         default: return "UNKNOWN_STATUS";

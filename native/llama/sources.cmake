@@ -2,7 +2,9 @@
 
 set(LLAMA_CACHEGEN_SOURCES
     ${GGML_CACHEGEN_ROOT}/llama/llama-cachegen-stamp.cpp
+    ${GGML_CACHEGEN_ROOT}/llama/llama-cachegen.cpp
     ${GGML_CACHEGEN_ROOT}/llama/llama-kv-page.cpp
+    ${GGML_CACHEGEN_ROOT}/llama/page-cache.cpp
     ${GGML_CACHEGEN_ROOT}/llama/page-copy.cpp
     ${GGML_CACHEGEN_ROOT}/llama/page-digest.cpp
     ${GGML_CACHEGEN_ROOT}/llama/page-status.cpp
@@ -18,3 +20,6 @@ set_source_files_properties(${GGML_CACHEGEN_ROOT}/llama/llama-cachegen-stamp.cpp
 
 find_package(Threads REQUIRED)
 target_link_libraries(llama PRIVATE Threads::Threads)
+
+include(${GGML_CACHEGEN_ROOT}/codec/library.cmake)
+cachegen_link_hidden(llama)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 
 __all__ = [
+    "ArchiveImportError",
     "CachegenError",
+    "CancelledError",
     "ContextError",
     "DecodeError",
     "LibraryMismatchError",
@@ -17,6 +19,7 @@ __all__ = [
     "ModelFetchError",
     "NativeError",
     "NoCellsError",
+    "NonFiniteError",
     "PageDigestError",
     "PageFileCorruptError",
     "PageFileError",
@@ -27,6 +30,8 @@ __all__ = [
     "PageMismatchError",
     "PageRangeError",
     "ReservationError",
+    "TranscodeError",
+    "UnknownFileError",
     "UnsupportedMemoryError",
 ]
 
@@ -67,6 +72,14 @@ class DecodeError(CachegenError):
 
 class ContextError(CachegenError, ValueError):
     """llama.cpp could not load the model or create the context, or the session was asked for what it cannot do."""
+
+
+class UnknownFileError(CachegenError):
+    """The path is no regular file, or its first bytes are those of no known format."""
+
+
+class TranscodeError(CachegenError):
+    """A file cannot be turned into the wanted one. Nothing was written."""
 
 
 class PageFileError(CachegenError):
@@ -139,6 +152,18 @@ class NoCellsError(NativeError):
 
 class PageDigestError(NativeError):
     """Payload bytes do not match their digest. The context is as it was."""
+
+
+class ArchiveImportError(NativeError):
+    """An archive is damaged, or of a format that this library does not read. The context is as it was."""
+
+
+class CancelledError(NativeError):
+    """The caller asked to stop. The context is as it was."""
+
+
+class NonFiniteError(NativeError):
+    """The cache holds a NaN or an infinity, which a lossy archive cannot keep. Save it losslessly."""
 
 
 class ReservationError(NativeError):

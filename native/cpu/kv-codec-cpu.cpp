@@ -1,0 +1,141 @@
+// KV codec procs of the CPU backend: libcachegen on tensors in host memory.
+#include "kv-codec-cpu.h"
+
+#include "cachegen.h"
+
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace {
+
+struct executor_deleter {
+    void operator()(cachegen_executor * executor) const { cachegen_executor_free(executor); }
+};
+
+using executor_ptr = std::unique_ptr<cachegen_executor, executor_deleter>;
+
+executor_ptr make_executor(uint32_t n_threads) {
+    cachegen_executor * executor = nullptr;
+    // without threads to be had, the calling one does the work
+    if (n_threads > 1) {
+        cachegen_executor_new(n_threads, &executor);
+    }
+    return executor_ptr(executor);
+}
+
+cachegen_rows host_rows(const ggml_kv_codec_rows & rows) {
+    cachegen_rows result{};
+    if (rows.tensor == nullptr) {
+        return result;
+    }
+    const ggml_tensor & tensor     = *rows.tensor;
+    const uint64_t      cell_bytes = ggml_row_size(tensor.type, static_cast<int64_t>(rows.n_channels));
+    result.type                    = static_cast<uint32_t>(tensor.type);
+    result.is_transposed           = rows.is_transposed;
+    result.n_tokens                = rows.n_tokens;
+    result.n_rows                  = rows.n_cells;
+    result.n_channels              = rows.n_channels;
+    result.stride_bytes            = rows.is_transposed ? rows.n_cells * ggml_type_size(tensor.type) : cell_bytes;
+    result.n_bytes                 = rows.n_cells * cell_bytes;
+    result.cells                   = rows.cells;
+    result.data                    = static_cast<uint8_t *>(tensor.data) + rows.offset;
+    return result;
+}
+
+bool supports(ggml_kv_codec_format format, ggml_type type, bool is_transposed, bool) {
+    if (format != GGML_KV_CODEC_FORMAT_LCG3) {
+        return false;
+    }
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16: return true;
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q4_0: return !is_transposed;
+        default: return false;
+    }
+}
+
+} // namespace
+
+struct ggml_kv_codec_decoder {
+    cachegen_lcg3 *                        reader = nullptr;
+    std::vector<cachegen_lcg3_destination> destinations;
+    executor_ptr                           executor;
+    uint64_t                               first_token = 0;
+    uint64_t                               n_tokens    = 0;
+
+    ~ggml_kv_codec_decoder() { cachegen_lcg3_close(reader); }
+};
+
+namespace {
+
+ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format, const void * metadata,
+                                    uint64_t n_bytes, uint64_t archive_bytes, uint64_t first_token, uint64_t n_tokens,
+                                    const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads,
+                                    int32_t * status) {
+    *status = CACHEGEN_ERR_UNSUPPORTED;
+    if (format != GGML_KV_CODEC_FORMAT_LCG3) {
+        return nullptr;
+    }
+    try {
+        auto decoder         = std::make_unique<ggml_kv_codec_decoder>();
+        decoder->first_token = first_token;
+        decoder->n_tokens    = n_tokens;
+        decoder->executor    = make_executor(n_threads);
+        decoder->destinations.resize(n_rows);
+        for (uint64_t i = 0; i < n_rows; i++) {
+            decoder->destinations[i] = { host_rows(rows[i]), rows[i].n_rot, 0 };
+        }
+        *status = cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &decoder->reader);
+        return *status == CACHEGEN_OK ? decoder.release() : nullptr;
+    } catch (const std::bad_alloc &) {
+        *status = CACHEGEN_ERR_OUT_OF_MEMORY;
+        return nullptr;
+    }
+}
+
+int32_t decoder_part(ggml_kv_codec_decoder * decoder, uint32_t part, const void * bytes, uint64_t n_bytes) {
+    return cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token, decoder->n_tokens,
+                                     decoder->destinations.data(), decoder->destinations.size(),
+                                     decoder->executor.get());
+}
+
+int32_t decoder_finish(ggml_kv_codec_decoder *) {
+    return CACHEGEN_OK; // every part was done when its call returned
+}
+
+void decoder_free(ggml_kv_codec_decoder * decoder) {
+    delete decoder;
+}
+
+int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes, const void * options,
+               const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads, ggml_kv_codec_write_t write,
+               void * user_data, uint64_t * n_bytes) {
+    if (format != GGML_KV_CODEC_FORMAT_LCG3) {
+        return CACHEGEN_ERR_UNSUPPORTED;
+    }
+    try {
+        std::vector<cachegen_rows> sources(n_rows);
+        for (uint64_t i = 0; i < n_rows; i++) {
+            sources[i] = host_rows(rows[i]);
+        }
+        const executor_ptr  executor = make_executor(n_threads);
+        const cachegen_sink sink{ user_data, write };
+        return cachegen_lcg3_encode_to(static_cast<const cachegen_lcg3_plane *>(planes), sources.data(), n_rows,
+                                       static_cast<const cachegen_lcg3_options *>(options), executor.get(), &sink,
+                                       n_bytes);
+    } catch (const std::bad_alloc &) {
+        return CACHEGEN_ERR_OUT_OF_MEMORY;
+    }
+}
+
+const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,     decoder_new, decoder_part,
+                                    decoder_finish,        decoder_free, encode,      cachegen_last_message };
+
+} // namespace
+
+const struct ggml_kv_codec_procs * ggml_backend_cpu_kv_codec(void) {
+    return &procs;
+}

@@ -1,0 +1,684 @@
+// CacheGen archives of a dense llama_kv_cache. The interface is described in llama-cachegen.h.
+#include "llama-cachegen.h"
+
+#include "cachegen.h"
+#include "page-cache.h"
+#include "page-copy.h"
+#include "page-status.h"
+
+#include "ggml-backend.h"
+#include "ggml-kv-codec.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace {
+
+double ms_since(int64_t t_start_us) {
+    return double(ggml_time_us() - t_start_us) / 1000.0;
+}
+
+template <typename Struct> void check_struct(const Struct & s, const char * name) {
+    if (s.struct_size != sizeof(Struct)) {
+        page_fail(LLAMA_KV_PAGE_ERR_STRUCT_SIZE, "%s->struct_size is %" PRIu32 ", this library (ABI %d) has %zu", name,
+                  s.struct_size, LLAMA_KV_PAGE_ABI_VERSION, sizeof(Struct));
+    }
+}
+
+llama_cachegen_options resolve_options(const llama_context * ctx, const llama_cachegen_options * options) {
+    llama_cachegen_options result = {};
+    if (options) {
+        check_struct(*options, "options");
+        if (options->flags != 0 || options->reserved != 0) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "options: unknown flags 0x%" PRIx32 " or reserved field not 0",
+                      options->flags);
+        }
+        result = *options;
+    }
+    if (result.n_threads == 0) {
+        result.n_threads = ctx->n_threads();
+    }
+    return result;
+}
+
+// a codec's status as one of ours
+[[noreturn]] void fail_codec(int32_t status, const char * message) {
+    const auto name = cachegen_status_name(status);
+    switch (status) {
+        case CACHEGEN_ERR_OUT_OF_MEMORY: page_fail(LLAMA_KV_PAGE_ERR_OUT_OF_MEMORY, "%s", message);
+        case CACHEGEN_ERR_CALLBACK: page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "%s", message);
+        case CACHEGEN_ERR_NON_FINITE: page_fail(LLAMA_KV_PAGE_ERR_NON_FINITE, "%s", message);
+        case CACHEGEN_ERR_VERSION:
+        case CACHEGEN_ERR_UNSUPPORTED:
+        case CACHEGEN_ERR_MISMATCH: page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT, "%s [%s]", message, name);
+        default: break;
+    }
+    if (status >= CACHEGEN_ERR_TRUNCATED && status <= CACHEGEN_ERR_LIMIT) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE, "%s [%s]", message, name);
+    }
+    page_fail(status == CACHEGEN_ERR_INTERNAL ? LLAMA_KV_PAGE_ERR_INTERNAL : LLAMA_KV_PAGE_ERR_ARGUMENT, "%s [%s]",
+              message, name);
+}
+
+void check_codec(int32_t status) {
+    if (status != CACHEGEN_OK) {
+        fail_codec(status, cachegen_last_message());
+    }
+}
+
+//
+// backends
+//
+
+struct component_backend {
+    ggml_backend_t              backend;
+    const ggml_kv_codec_procs * procs; // NULL if it has no codec
+};
+
+component_backend backend_of(llama_context * ctx, const ggml_tensor * tensor) {
+    component_backend result = { ctx->get_backend(page_buffer(tensor)), nullptr };
+    if (result.backend) {
+        ggml_backend_reg_t reg   = ggml_backend_dev_backend_reg(ggml_backend_get_device(result.backend));
+        const auto         proc  = (ggml_backend_kv_codec_t) ggml_backend_reg_get_proc_address(reg, GGML_KV_CODEC_PROC);
+        const auto *       procs = proc ? proc() : nullptr;
+        result.procs             = procs && procs->version == GGML_KV_CODEC_VERSION ? procs : nullptr;
+    }
+    return result;
+}
+
+bool can_code(const component_backend & backend, const ggml_tensor & tensor, bool transposed, bool is_encode) {
+    return backend.procs && backend.procs->supports(GGML_KV_CODEC_FORMAT_LCG3, tensor.type, transposed, is_encode);
+}
+
+//
+// layout
+//
+
+struct live_component {
+    llama_kv_page_component description; // of one token
+    ggml_tensor *           tensor;
+    component_backend       backend;
+};
+
+std::vector<live_component> live_components(llama_context * ctx, const llama_kv_cache & cache, uint32_t stream) {
+    std::vector<live_component> result;
+    for (const auto & c : cache.page_components(stream)) {
+        live_component live         = {};
+        live.tensor                 = c.tensor;
+        live.backend                = backend_of(ctx, c.tensor);
+        live.description.layer      = int32_t(c.il);
+        live.description.kind       = c.is_v ? LLAMA_KV_PAGE_KIND_V : LLAMA_KV_PAGE_KIND_K;
+        live.description.type       = c.tensor->type;
+        live.description.transposed = c.transposed;
+        live.description.n_rot      = c.n_rot;
+        live.description.n_channels = c.n_embd;
+        live.description.row_bytes  = uint32_t(ggml_row_size(c.tensor->type, c.n_embd));
+        result.push_back(live);
+    }
+    return result;
+}
+
+void require_codec(const std::vector<live_component> & components, bool is_encode) {
+    for (const auto & c : components) {
+        if (!can_code(c.backend, *c.tensor, c.description.transposed, is_encode)) {
+            page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layer %" PRId32 " %s: %s cannot %s %s%s", c.description.layer,
+                      page_kind_name(c.description.kind),
+                      c.backend.backend ? ggml_backend_name(c.backend.backend) : "no backend",
+                      is_encode ? "encode from" : "decode into", page_type_name(c.description.type),
+                      c.description.transposed ? ", transposed" : "");
+        }
+    }
+}
+
+ggml_kv_codec_rows rows_of(const live_component & c, const llama_kv_cache & cache,
+                           const std::vector<uint32_t> & cells) {
+    return { c.tensor,
+             0,
+             cache.get_size(),
+             c.description.n_channels,
+             c.description.transposed,
+             c.description.n_rot,
+             cells.size(),
+             cells.data() };
+}
+
+uint64_t native_bytes(const std::vector<live_component> & components, uint64_t n_tokens) {
+    uint64_t result = 0;
+    for (const auto & c : components) {
+        result += n_tokens * c.description.row_bytes;
+    }
+    return result;
+}
+
+void check_range(const llama_kv_cache & cache, int32_t p0, int64_t n_tokens) {
+    if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRId64 " positions from %" PRId32 " on are not a range", n_tokens,
+                  p0);
+    }
+    if (n_tokens > int64_t(cache.get_size())) {
+        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
+                  "%" PRId64 " tokens do not fit: the cache has %" PRIu32 " cells for a sequence; raise n_ctx",
+                  n_tokens, cache.get_size());
+    }
+}
+
+//
+// archives
+//
+
+struct archive_reader {
+    cachegen_lcg3 *                  reader = nullptr;
+    cachegen_lcg3_info               info   = {};
+    std::vector<cachegen_lcg3_plane> planes;
+
+    archive_reader(const void * metadata, uint64_t n_bytes, uint64_t archive_bytes) {
+        check_codec(cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &reader));
+        info.struct_size = sizeof(info);
+        try {
+            check_codec(cachegen_lcg3_describe(reader, &info, nullptr, 0));
+            planes.resize(info.n_planes);
+            check_codec(cachegen_lcg3_describe(reader, &info, planes.data(), planes.size()));
+        } catch (...) {
+            cachegen_lcg3_close(reader);
+            throw;
+        }
+    }
+
+    ~archive_reader() { cachegen_lcg3_close(reader); }
+
+    archive_reader(const archive_reader &)             = delete;
+    archive_reader & operator=(const archive_reader &) = delete;
+};
+
+// which plane each live component comes from
+std::vector<uint32_t> match_planes(const archive_reader & archive, const std::vector<live_component> & components) {
+    if (archive.planes.size() != components.size()) {
+        page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "the archive has %zu planes, the cache %zu components",
+                  archive.planes.size(), components.size());
+    }
+    std::vector<uint32_t> result;
+    std::vector<bool>     is_taken(archive.planes.size());
+    for (const auto & c : components) {
+        const int32_t kind = c.description.kind == LLAMA_KV_PAGE_KIND_K ? CACHEGEN_KIND_K : CACHEGEN_KIND_V;
+        size_t        p    = 0;
+        while (p < archive.planes.size() && (is_taken[p] || archive.planes[p].layer != c.description.layer ||
+                                             int32_t(archive.planes[p].kind) != kind)) {
+            p++;
+        }
+        if (p == archive.planes.size()) {
+            page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "the archive has no plane for layer %" PRId32 " %s",
+                      c.description.layer, page_kind_name(c.description.kind));
+        }
+        const auto & plane = archive.planes[p];
+        if (plane.n_channels != c.description.n_channels) {
+            page_fail(LLAMA_KV_PAGE_ERR_WIDTH,
+                      "layer %" PRId32 " %s: the archive has %" PRIu32 " channels, the cache %" PRIu32,
+                      c.description.layer, page_kind_name(c.description.kind), plane.n_channels,
+                      c.description.n_channels);
+        }
+        if (plane.first_token != 0) {
+            page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
+                      "layer %" PRId32 " %s: the archive has no tokens before %" PRIu32 ", a dense cache needs all",
+                      c.description.layer, page_kind_name(c.description.kind), plane.first_token);
+        }
+        is_taken[p] = true;
+        result.push_back(uint32_t(p));
+    }
+    return result;
+}
+
+// Everything about an import that can be known before cells are reserved.
+struct import_plan {
+    llama_context *             ctx;
+    llama_kv_cache *            cache;
+    llama_cachegen_options      options;
+    int32_t                     seq_id;
+    int32_t                     p0;
+    uint32_t                    first_token;
+    uint32_t                    n_tokens;
+    const void *                metadata;
+    uint64_t                    n_metadata_bytes;
+    uint64_t                    archive_bytes;
+    archive_reader              archive;
+    std::vector<live_component> components;
+    std::vector<uint32_t>       plane_of;
+
+    import_plan(llama_context * ctx, int32_t seq_id, int32_t p0, const void * metadata, uint64_t n_bytes,
+                uint64_t archive_bytes, uint32_t first_token, uint32_t n_tokens, const llama_cachegen_options * options)
+        : ctx(ctx), cache(&page_cache(ctx)), options(resolve_options(ctx, options)), seq_id(seq_id), p0(p0),
+          first_token(first_token), n_tokens(n_tokens), metadata(metadata), n_metadata_bytes(n_bytes),
+          archive_bytes(archive_bytes), archive(metadata, n_bytes, archive_bytes) {
+        page_check_seq_id(ctx, seq_id);
+        if (n_tokens == 0 || first_token >= archive.info.n_tokens || n_tokens > archive.info.n_tokens - first_token) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRIu32 " tokens from %" PRIu32 " on; the archive has %" PRIu32,
+                      n_tokens, first_token, archive.info.n_tokens);
+        }
+        check_range(*cache, p0, n_tokens);
+        components = live_components(ctx, *cache, cache->get_stream(seq_id));
+        plane_of   = match_planes(archive, components);
+        require_codec(components, false);
+    }
+};
+
+struct backend_decoder {
+    const ggml_kv_codec_procs * procs;
+    ggml_kv_codec_decoder *     decoder;
+};
+
+} // namespace
+
+struct llama_cachegen_import {
+    import_plan                  plan;
+    std::vector<uint32_t>        cells;
+    std::vector<backend_decoder> decoders; // one a backend
+    std::vector<uint32_t>        parts;    // that hold wanted tokens
+    size_t                       next_part    = 0;
+    uint64_t                     done_bytes   = 0;
+    uint64_t                     wanted_bytes = 0;
+    bool                         is_open      = false; // cells are reserved
+    bool                         has_failed   = false;
+    double                       reserve_ms   = 0;
+    double                       drain_ms     = 0;
+    double                       code_ms      = 0;
+
+    explicit llama_cachegen_import(import_plan && moved) = delete;
+
+    template <typename... Arguments> explicit llama_cachegen_import(Arguments &&... arguments)
+        : plan(std::forward<Arguments>(arguments)...) {}
+
+    ~llama_cachegen_import() { close(); }
+
+    llama_cachegen_import(const llama_cachegen_import &)             = delete;
+    llama_cachegen_import & operator=(const llama_cachegen_import &) = delete;
+
+    void open();
+    void feed(const void * bytes, uint64_t n_bytes);
+    void commit();
+    void close();
+
+    void part_bytes(uint32_t part, uint64_t & offset, uint64_t & n_bytes) const {
+        check_codec(cachegen_lcg3_part(plan.archive.reader, part, &offset, &n_bytes));
+    }
+};
+
+void llama_cachegen_import::open() {
+    const int64_t t_drain_us = ggml_time_us();
+    plan.ctx->memory_drain();
+    drain_ms = ms_since(t_drain_us);
+
+    const int64_t t_reserve_us = ggml_time_us();
+    cells                      = page_reserve_cells(plan.ctx, *plan.cache, plan.seq_id, plan.p0, plan.n_tokens);
+    is_open                    = true;
+
+    std::vector<ggml_backend_t> backends;
+    for (const auto & c : plan.components) {
+        if (std::find(backends.begin(), backends.end(), c.backend.backend) == backends.end()) {
+            backends.push_back(c.backend.backend);
+        }
+    }
+    for (ggml_backend_t backend : backends) {
+        std::vector<ggml_kv_codec_rows> rows(plan.archive.planes.size());
+        const ggml_kv_codec_procs *     procs = nullptr;
+        for (size_t i = 0; i < plan.components.size(); ++i) {
+            if (plan.components[i].backend.backend == backend) {
+                rows[plan.plane_of[i]] = rows_of(plan.components[i], *plan.cache, cells);
+                procs                  = plan.components[i].backend.procs;
+            }
+        }
+        int32_t status  = CACHEGEN_ERR_INTERNAL;
+        auto *  decoder = procs->decoder_new(backend, GGML_KV_CODEC_FORMAT_LCG3, plan.metadata, plan.n_metadata_bytes,
+                                             plan.archive_bytes, plan.first_token, plan.n_tokens, rows.data(),
+                                             rows.size(), plan.options.n_threads, &status);
+        if (!decoder) {
+            fail_codec(status, procs->last_message());
+        }
+        decoders.push_back({ procs, decoder });
+    }
+
+    const auto &   info = plan.archive.info;
+    const uint64_t end  = uint64_t(plan.first_token) + plan.n_tokens;
+    for (uint32_t part = 0; part <= info.n_blocks; ++part) {
+        const uint64_t begin_token = part == 0 ? 0 : info.n_exact_tokens + uint64_t(part - 1) * info.block_tokens;
+        const uint64_t end_token =
+            part == 0 ? info.n_exact_tokens : std::min<uint64_t>(begin_token + info.block_tokens, info.n_tokens);
+        if (begin_token < end && end_token > plan.first_token) {
+            uint64_t offset  = 0;
+            uint64_t n_bytes = 0;
+            part_bytes(part, offset, n_bytes);
+            parts.push_back(part);
+            wanted_bytes += n_bytes;
+        }
+    }
+    reserve_ms = ms_since(t_reserve_us);
+}
+
+void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
+    if (!is_open || has_failed || next_part == parts.size()) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "no more bytes are wanted");
+    }
+    uint64_t offset = 0;
+    uint64_t wanted = 0;
+    part_bytes(parts[next_part], offset, wanted);
+    if (!bytes || n_bytes != wanted) {
+        page_fail(LLAMA_KV_PAGE_ERR_BUFFER_SIZE, "%" PRIu64 " bytes were given, %" PRIu64 " are wanted", n_bytes,
+                  wanted);
+    }
+    has_failed = true;
+    if (plan.options.go_on && !plan.options.go_on(plan.options.user_data, done_bytes, wanted_bytes)) {
+        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
+                  wanted_bytes);
+    }
+    const int64_t t_start_us = ggml_time_us();
+    for (const auto & d : decoders) {
+        const int32_t status = d.procs->decoder_part(d.decoder, parts[next_part], bytes, n_bytes);
+        if (status != CACHEGEN_OK) {
+            fail_codec(status, d.procs->last_message());
+        }
+    }
+    code_ms += ms_since(t_start_us);
+    done_bytes += n_bytes;
+    next_part++;
+    has_failed = false;
+}
+
+void llama_cachegen_import::commit() {
+    if (!is_open || has_failed) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "the import has failed or was committed already");
+    }
+    if (next_part != parts.size()) {
+        page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "%zu of %zu parts of the archive were decoded", next_part,
+                  parts.size());
+    }
+    has_failed               = true;
+    const int64_t t_start_us = ggml_time_us();
+    for (const auto & d : decoders) {
+        const int32_t status = d.procs->decoder_finish(d.decoder);
+        if (status != CACHEGEN_OK) {
+            fail_codec(status, d.procs->last_message());
+        }
+    }
+    code_ms += ms_since(t_start_us);
+    page_commit_cells(plan.ctx, *plan.cache);
+    is_open    = false;
+    has_failed = false;
+}
+
+void llama_cachegen_import::close() {
+    for (const auto & d : decoders) {
+        d.procs->decoder_free(d.decoder);
+    }
+    decoders.clear();
+    if (is_open) {
+        page_release_cells(plan.ctx, *plan.cache);
+        is_open = false;
+    }
+}
+
+namespace {
+
+void fill_stats(llama_cachegen_import & import, double commit_ms, llama_cachegen_stats * stats) {
+    if (!stats) {
+        return;
+    }
+    const auto & plan    = import.plan;
+    *stats               = {};
+    stats->struct_size   = sizeof(*stats);
+    stats->n_components  = uint32_t(plan.components.size());
+    stats->n_backends    = uint32_t(import.decoders.size());
+    stats->n_cell_runs   = uint32_t(page_cell_runs(import.cells).size());
+    stats->n_threads     = plan.options.n_threads;
+    stats->n_tokens      = plan.n_tokens;
+    stats->archive_bytes = plan.archive_bytes;
+    stats->native_bytes  = native_bytes(plan.components, plan.n_tokens);
+    stats->drain_ms      = import.drain_ms;
+    stats->reserve_ms    = import.reserve_ms;
+    stats->code_ms       = import.code_ms;
+    stats->commit_ms     = commit_ms;
+}
+
+void check_archive_arguments(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
+    if (!bytes || n_bytes > archive_bytes) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "the archive is NULL, or more bytes of it are given than it has");
+    }
+}
+
+void check_stats(const llama_cachegen_stats * stats) {
+    if (stats) {
+        check_struct(*stats, "stats");
+    }
+}
+
+void commit_with_stats(llama_cachegen_import & import, llama_cachegen_stats * stats) {
+    const int64_t t_start_us = ggml_time_us();
+    import.commit();
+    fill_stats(import, ms_since(t_start_us), stats);
+}
+
+struct write_adapter {
+    llama_cachegen_write_t write;
+    void *                 user_data;
+    llama_cachegen_options options;
+    uint64_t               done_bytes;
+};
+
+int32_t write_piece(void * user_data, uint64_t offset, const void * bytes, uint64_t n_bytes) {
+    auto &       adapter = *static_cast<write_adapter *>(user_data);
+    const auto & o       = adapter.options;
+    if (o.go_on && !o.go_on(o.user_data, adapter.done_bytes, 0)) {
+        return 1;
+    }
+    adapter.done_bytes += n_bytes;
+    return adapter.write(adapter.user_data, offset, bytes, n_bytes);
+}
+
+} // namespace
+
+extern "C" {
+
+int32_t llama_cachegen_get_caps(llama_context * ctx, int32_t format, llama_cachegen_component_caps * components,
+                                uint32_t n_components_max, uint32_t * n_components) {
+    return page_guard([&] {
+        if (!n_components) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "n_components is NULL");
+        }
+        if (format != LLAMA_CACHEGEN_FORMAT_LCG3) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT, "format %" PRId32 " is not known", format);
+        }
+        const auto live = live_components(ctx, page_cache(ctx), 0);
+        *n_components   = uint32_t(live.size());
+        if (!components) {
+            return;
+        }
+        if (n_components_max < live.size()) {
+            page_fail(LLAMA_KV_PAGE_ERR_BUFFER_SIZE, "room for %" PRIu32 " components of %zu", n_components_max,
+                      live.size());
+        }
+        for (size_t i = 0; i < live.size(); ++i) {
+            const auto & c           = live[i];
+            components[i]            = {};
+            components[i].layer      = c.description.layer;
+            components[i].kind       = c.description.kind;
+            components[i].type       = c.description.type;
+            components[i].transposed = c.description.transposed;
+            components[i].can_import = can_code(c.backend, *c.tensor, c.description.transposed, false);
+            components[i].can_export = can_code(c.backend, *c.tensor, c.description.transposed, true);
+            snprintf(components[i].backend, sizeof(components[i].backend), "%s",
+                     c.backend.backend ? ggml_backend_name(c.backend.backend) : "");
+        }
+    });
+}
+
+int32_t llama_cachegen_validate(llama_context * ctx, int32_t seq_id, int32_t p0, const void * metadata,
+                                uint64_t n_bytes, uint64_t archive_bytes, uint32_t first_token, uint32_t n_tokens,
+                                const llama_cachegen_options * options) {
+    return page_guard([&] {
+        check_archive_arguments(metadata, n_bytes, archive_bytes);
+        import_plan(ctx, seq_id, p0, metadata, n_bytes, archive_bytes, first_token, n_tokens, options);
+    });
+}
+
+int32_t llama_cachegen_import_archive(llama_context * ctx, int32_t seq_id, int32_t p0, const void * archive,
+                                      uint64_t archive_bytes, uint32_t first_token, uint32_t n_tokens,
+                                      const llama_cachegen_options * options, llama_cachegen_stats * stats) {
+    return page_guard([&] {
+        check_stats(stats);
+        check_archive_arguments(archive, archive_bytes, archive_bytes);
+        llama_cachegen_import import(ctx, seq_id, p0, archive, archive_bytes, archive_bytes, first_token, n_tokens,
+                                     options);
+        import.open();
+        for (const uint32_t part : import.parts) {
+            uint64_t offset  = 0;
+            uint64_t n_bytes = 0;
+            import.part_bytes(part, offset, n_bytes);
+            import.feed(static_cast<const uint8_t *>(archive) + offset, n_bytes);
+        }
+        commit_with_stats(import, stats);
+    });
+}
+
+int32_t llama_cachegen_import_begin(llama_context * ctx, int32_t seq_id, int32_t p0, const void * metadata,
+                                    uint64_t n_bytes, uint64_t archive_bytes, uint32_t first_token, uint32_t n_tokens,
+                                    const llama_cachegen_options * options, llama_cachegen_import ** import) {
+    return page_guard([&] {
+        if (!import) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "import is NULL");
+        }
+        *import = nullptr;
+        check_archive_arguments(metadata, n_bytes, archive_bytes);
+        auto opened = std::make_unique<llama_cachegen_import>(ctx, seq_id, p0, metadata, n_bytes, archive_bytes,
+                                                              first_token, n_tokens, options);
+        opened->open();
+        *import = opened.release();
+    });
+}
+
+int32_t llama_cachegen_import_next(const llama_cachegen_import * import, uint64_t * offset, uint64_t * n_bytes) {
+    return page_guard([&] {
+        if (!import || !offset || !n_bytes) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "import, offset or n_bytes is NULL");
+        }
+        *offset  = 0;
+        *n_bytes = 0;
+        if (import->next_part < import->parts.size()) {
+            import->part_bytes(import->parts[import->next_part], *offset, *n_bytes);
+        }
+    });
+}
+
+int32_t llama_cachegen_import_feed(llama_cachegen_import * import, const void * bytes, uint64_t n_bytes) {
+    return page_guard([&] {
+        if (!import) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "import is NULL");
+        }
+        import->feed(bytes, n_bytes);
+    });
+}
+
+int32_t llama_cachegen_import_commit(llama_cachegen_import * import, llama_cachegen_stats * stats) {
+    return page_guard([&] {
+        check_stats(stats);
+        if (!import) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "import is NULL");
+        }
+        commit_with_stats(*import, stats);
+    });
+}
+
+void llama_cachegen_import_close(llama_cachegen_import * import) {
+    delete import;
+}
+
+int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1,
+                              const llama_cachegen_profile * profile, const llama_cachegen_coding * codings,
+                              uint32_t n_codings, llama_cachegen_write_t write, void * user_data,
+                              const llama_cachegen_options * options, uint64_t * archive_bytes,
+                              llama_cachegen_stats * stats) {
+    return page_guard([&] {
+        check_stats(stats);
+        if (!profile || !codings || !write || !archive_bytes) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "profile, codings, write or archive_bytes is NULL");
+        }
+        check_struct(*profile, "profile");
+        auto &     cache = page_cache(ctx);
+        const auto opts  = resolve_options(ctx, options);
+        page_check_seq_id(ctx, seq_id);
+        check_range(cache, p0, int64_t(p1) - p0);
+        const auto components = live_components(ctx, cache, cache.get_stream(seq_id));
+        require_codec(components, true);
+        if (n_codings != components.size()) {
+            page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "%" PRIu32 " codings for %zu components", n_codings,
+                      components.size());
+        }
+        for (const auto & c : components) {
+            if (c.backend.backend != components[0].backend.backend) {
+                page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layers lie on %s and %s; one archive is encoded on one backend",
+                          ggml_backend_name(components[0].backend.backend), ggml_backend_name(c.backend.backend));
+            }
+        }
+
+        const int64_t t_drain_us = ggml_time_us();
+        ctx->memory_drain();
+        const double drain_ms = ms_since(t_drain_us);
+        const auto   cells    = page_find_cells(cache, seq_id, p0, p1);
+
+        std::vector<cachegen_lcg3_plane> planes(components.size());
+        std::vector<ggml_kv_codec_rows>  rows;
+        for (size_t i = 0; i < components.size(); ++i) {
+            const auto & live   = components[i].description;
+            const auto & coding = codings[i];
+            if (coding.layer != live.layer || coding.kind != live.kind) {
+                page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
+                          "coding %zu is of layer %" PRId32 " %s, the component of layer %" PRId32 " %s", i,
+                          coding.layer, page_kind_name(coding.kind), live.layer, page_kind_name(live.kind));
+            }
+            planes[i]              = {};
+            planes[i].struct_size  = sizeof(planes[i]);
+            planes[i].layer        = live.layer;
+            planes[i].kind         = live.kind == LLAMA_KV_PAGE_KIND_K ? CACHEGEN_KIND_K : CACHEGEN_KIND_V;
+            planes[i].mode         = coding.n_levels ? CACHEGEN_LCG3_LOSSY : CACHEGEN_LCG3_EXACT;
+            planes[i].type         = uint32_t(live.type);
+            planes[i].n_channels   = live.n_channels;
+            planes[i].n_rot        = live.n_rot;
+            planes[i].n_symbols    = coding.n_levels;
+            planes[i].scale_type   = coding.n_levels ? uint32_t(coding.scale_type) : 0;
+            planes[i].is_unrotated = coding.n_levels && live.n_rot ? coding.is_unrotated : 0;
+            rows.push_back(rows_of(components[i], cache, cells));
+        }
+        cachegen_lcg3_options lcg3 = {};
+        lcg3.struct_size           = sizeof(lcg3);
+        lcg3.block_tokens          = profile->block_tokens;
+        lcg3.n_exact_tokens        = profile->n_exact_tokens;
+        lcg3.n_models              = profile->n_models;
+        lcg3.n_classes             = profile->n_classes;
+        lcg3.n_sample_tokens       = profile->n_sample_tokens;
+        memcpy(lcg3.profile, profile->name, sizeof(lcg3.profile));
+
+        write_adapter adapter    = { write, user_data, opts, 0 };
+        const int64_t t_start_us = ggml_time_us();
+        const auto *  procs      = components[0].backend.procs;
+        const int32_t status =
+            procs->encode(components[0].backend.backend, GGML_KV_CODEC_FORMAT_LCG3, planes.data(), &lcg3, rows.data(),
+                          rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes);
+        if (status != CACHEGEN_OK) {
+            fail_codec(status, procs->last_message());
+        }
+        if (stats) {
+            *stats               = {};
+            stats->struct_size   = sizeof(*stats);
+            stats->n_components  = uint32_t(components.size());
+            stats->n_backends    = 1;
+            stats->n_cell_runs   = uint32_t(page_cell_runs(cells).size());
+            stats->n_threads     = opts.n_threads;
+            stats->n_tokens      = uint32_t(p1 - p0);
+            stats->archive_bytes = *archive_bytes;
+            stats->native_bytes  = native_bytes(components, uint64_t(p1 - p0));
+            stats->drain_ms      = drain_ms;
+            stats->code_ms       = ms_since(t_start_us);
+        }
+    });
+}
+}

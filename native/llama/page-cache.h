@@ -1,0 +1,39 @@
+// What pages and archives have in common: which cache of a context can be paged, and its cells.
+#pragma once
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+
+#include <cstdint>
+#include <vector>
+
+// names for messages
+const char * page_kind_name(int32_t kind);
+const char * page_type_name(int32_t type);
+
+// the context's cache, or a page_error that says why it cannot be paged
+llama_kv_cache & page_cache(llama_context * ctx);
+
+// throws REFUSED_BACKEND if a layer of the cache is not in host memory
+void page_require_host(llama_context * ctx, const llama_kv_cache & cache);
+
+// the buffer that holds a component
+ggml_backend_buffer_t page_buffer(const ggml_tensor * tensor);
+
+// sequence ids are below this
+uint32_t page_seq_id_limit(const llama_context * ctx);
+void     page_check_seq_id(const llama_context * ctx, int32_t seq_id);
+
+// the cells of positions [p0, p1), in order; throws ERR_MISSING. The memory has been drained.
+std::vector<uint32_t> page_find_cells(const llama_kv_cache & cache, int32_t seq_id, int32_t p0, int32_t p1);
+
+// Reserve cells for n_tokens positions from p0 on and close the context's fence. The cells stay the cache's until one
+// of the next two functions is called.
+const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id,
+                                                 int32_t p0, uint32_t n_tokens);
+
+// free them again, zeroed
+void page_release_cells(llama_context * ctx, llama_kv_cache & cache);
+
+// make them part of the sequence; throws ERR_STALE, and they are still to be released
+void page_commit_cells(llama_context * ctx, llama_kv_cache & cache);
