@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Callable
@@ -15,25 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
+from . import cli_codec, cli_files
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
+from .cli_common import json_option as _json_option
+from .cli_common import mib as _mib
+from .cli_common import print_json as _print_json
 from .errors import CachegenError
-from .page import Page, PageComponent
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON document instead of text")
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:.1f} MiB"
 
 
 def _ms(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -252,66 +244,7 @@ def info(as_json: bool) -> None:
             click.echo(f"{key}: {value}")
 
 
-def _component_row(component: PageComponent) -> dict[str, Any]:
-    return {
-        "layer": component.layer,
-        "kind": component.kind.name,
-        "type": component.type_name,
-        "layout": "transposed" if component.transposed else "rows",
-        "rotation": component.n_rot,
-        "channels": component.n_channels,
-        "bytes": component.n_bytes,
-        "xxh3": f"{component.xxh3:016x}",
-    }
-
-
-@cli.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@_json_option
-def inspect(file: Path, as_json: bool) -> None:
-    """What a page file holds."""
-    import msgspec
-
-    with Page.open(file) as page:
-        facts = {
-            "identity": msgspec.to_builtins(page.identity),
-            "n_tokens": page.n_tokens,
-            "pos_begin": page.pos_begin,
-            "payload_bytes": page.payload_bytes,
-            "components": [_component_row(component) for component in page.components],
-        }
-    if as_json:
-        _print_json(facts)
-        return
-    for key, value in facts["identity"].items():
-        click.echo(f"{key}: {value}")
-    click.echo(
-        f"tokens: {facts['n_tokens']} from position {facts['pos_begin']}; payload: {facts['payload_bytes']} bytes"
-    )
-    table = Table()
-    for column in facts["components"][0]:
-        table.add_column(column, justify="right")
-    for row in facts["components"]:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-
-
-@cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_json_option
-def verify(files: tuple[Path, ...], as_json: bool) -> None:
-    """Check every digest of page files; exit code 1 if one is damaged."""
-    findings: dict[str, str | None] = {}
-    for file in files:
-        try:
-            with Page.open(file, verify=True):
-                findings[str(file)] = None
-        except CachegenError as error:
-            findings[str(file)] = str(error)
-    if as_json:
-        _print_json(findings)
-    else:
-        for name, finding in findings.items():
-            click.echo(f"{name}: {finding or 'ok'}")
-    if any(findings.values()):
-        sys.exit(1)
+cli.add_command(cli_codec.codec)
+cli.add_command(cli_files.inspect)
+cli.add_command(cli_files.verify)
+cli.add_command(cli_files.transcode)
