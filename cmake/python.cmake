@@ -3,14 +3,16 @@
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.SABIModule)
 
 set(kv_page_header ${CMAKE_CURRENT_SOURCE_DIR}/native/llama/llama-kv-page.h)
+set(cachegen_header ${CMAKE_CURRENT_SOURCE_DIR}/native/llama/llama-cachegen.h)
 set(cffi_source ${CMAKE_BINARY_DIR}/cffi/_native.c)
 
 add_custom_command(
     OUTPUT ${cffi_source}
     COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
-            --header ${kv_page_header} --module llama_cachegen._native --stamp --output ${cffi_source}
-    DEPENDS ${kv_page_header} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
-    COMMENT "Generating the cffi module from llama-kv-page.h"
+            --header ${kv_page_header} --header ${cachegen_header} --module llama_cachegen._native --stamp --callbacks
+            --output ${cffi_source}
+    DEPENDS ${kv_page_header} ${cachegen_header} ${CMAKE_CURRENT_SOURCE_DIR}/scripts/cffi_source.py
+    COMMENT "Generating the cffi module from llama-kv-page.h and llama-cachegen.h"
     VERBATIM)
 
 Python_add_library(_native MODULE USE_SABI 3.10 WITH_SOABI ${cffi_source})
@@ -43,4 +45,4 @@ install(TARGETS _native _codec LIBRARY DESTINATION llama_cachegen COMPONENT pyth
 install(TARGETS ${llama_targets}
     LIBRARY DESTINATION llama_cachegen/lib COMPONENT python
     RUNTIME DESTINATION llama_cachegen/lib COMPONENT python)
-install(FILES ${kv_page_header} ${codec_header} DESTINATION llama_cachegen/include COMPONENT python)
+install(FILES ${kv_page_header} ${cachegen_header} ${codec_header} DESTINATION llama_cachegen/include COMPONENT python)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _binding, _log
+from ._archive_calls import ComponentCapability, component_capabilities
 from ._binding import ffi, lib, llama
 from .errors import ContextError
 from .ggml_types import GgmlType
@@ -50,6 +51,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         n_components: K and V tensors of a page.
         v_transposed: V is stored channel by channel (flash attention off).
         bytes_per_token: payload of one token.
+        archives: what can be done with each component by archives, and where it lies; empty if not supported.
     """
 
     supported: bool
@@ -62,6 +64,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     n_components: int
     v_transposed: bool
     bytes_per_token: int
+    archives: tuple[ComponentCapability, ...] = ()
 
 
 class Engine:
@@ -240,6 +243,7 @@ class Engine:
             n_components=caps.n_components,
             v_transposed=bool(caps.v_transposed),
             bytes_per_token=caps.bytes_per_token,
+            archives=component_capabilities(self._native_ctx) if supported else (),
         )
 
     @functools.cached_property

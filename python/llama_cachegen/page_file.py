@@ -15,7 +15,7 @@ import secrets
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 import blake3
@@ -275,6 +275,25 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
     """Write a file so that its name has the old content or the new one, whatever happens.
 
     Raises:
+        As `replace_file`.
+    """
+
+    def write(fd: int) -> int:
+        _write_all(fd, prefix)
+        _write_all(fd, payload)
+        return len(prefix) + payload.nbytes
+
+    return replace_file(path, write)
+
+
+def replace_file(path: str | os.PathLike[str], write: Callable[[int], int]) -> PageWriteStats:
+    """Write a file so that its name has the old content or the new one, whatever happens.
+
+    Args:
+        path: its name.
+        write: writes the content to a file descriptor and returns its size.
+
+    Raises:
         PageFileNotRegularError: the name is that of a directory, a FIFO, a device or a socket.
         OSError: the file cannot be written; `filename` names it, or the temporary file beside it.
     """
@@ -290,8 +309,7 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
-            _write_all(fd, prefix)
-            _write_all(fd, payload)
+            file_bytes = write(fd)
             write_ms = ms_since(t_start)
             t_sync = time.perf_counter()
             os.fsync(fd)
@@ -309,9 +327,7 @@ def write_page_file(path: str | os.PathLike[str], prefix: bytes, payload: memory
         os.fsync(directory_fd)
     finally:
         os.close(directory_fd)
-    return PageWriteStats(
-        path=target, file_bytes=len(prefix) + payload.nbytes, write_ms=write_ms, fsync_ms=ms_since(t_sync)
-    )
+    return PageWriteStats(path=target, file_bytes=file_bytes, write_ms=write_ms, fsync_ms=ms_since(t_sync))
 
 
 # reading
@@ -341,7 +357,7 @@ class PageFileContent(NamedTuple):
     mapping: mmap.mmap
 
 
-def _open_regular(path: str) -> int:
+def open_regular(path: str) -> int:
     """Open for reading without ever waiting for another process."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -361,7 +377,7 @@ def _open_regular(path: str) -> int:
     return fd
 
 
-def _read_at(fd: int, path: str, offset: int, n_bytes: int) -> bytes:
+def read_at(fd: int, path: str, offset: int, n_bytes: int) -> bytes:
     # bytes and no memoryview: in a reference cycle, such as an exception's frames, one with exported buffers can crash
     # the garbage collector (seen with 3.11)
     parts = []
@@ -376,7 +392,7 @@ def _read_at(fd: int, path: str, offset: int, n_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _corrupt(path: str) -> Iterator[None]:
+def naming_corrupt(path: str) -> Iterator[None]:
     """Say which file a broken rule was found in."""
     try:
         yield
@@ -424,7 +440,7 @@ def _check_header(path: str, header: bytes, file_bytes: int) -> tuple[FilePlan, 
         raise PageFileVersionError(f"{path} has format version {format_version}; this version reads {FORMAT_VERSION}")
     if stated_bytes != file_bytes:
         raise PageFileTruncatedError(f"{path} has {file_bytes} bytes, its header says {stated_bytes}")
-    with _corrupt(path):
+    with naming_corrupt(path):
         if header_bytes != HEADER.size or record_bytes != RECORD.size or reserved != _RESERVED:
             _refuse("the header's sizes or reserved bytes are not those of this format version")
         if not 1 <= identity_bytes <= MAX_IDENTITY_BYTES:
@@ -463,14 +479,14 @@ def read_page_file(path: str | os.PathLike[str]) -> PageFileContent:
         OSError: the system refuses, for example for want of permission.
     """
     name = os.fsdecode(path)
-    fd = _open_regular(name)
+    fd = open_regular(name)
     try:
         file_bytes = os.fstat(fd).st_size
-        header = _read_at(fd, name, 0, min(HEADER.size, file_bytes))
+        header = read_at(fd, name, 0, min(HEADER.size, file_bytes))
         plan, identity_bytes, abi_version, pos_begin, n_tokens, n_components = _check_header(name, header, file_bytes)
 
-        rest = _read_at(fd, name, HEADER.size, plan.payload_offset - HEADER.size)
-        with _corrupt(name):
+        rest = read_at(fd, name, HEADER.size, plan.payload_offset - HEADER.size)
+        with naming_corrupt(name):
             if _prefix_digest(header, rest) != header[-DIGEST_BYTES:]:
                 _refuse("header, identity, tokens or component table do not match their digest; bytes are damaged")
             begin = HEADER.size
@@ -495,7 +511,7 @@ def read_page_file(path: str | os.PathLike[str]) -> PageFileContent:
         os.close(fd)
     payload = memoryview(mapping)[plan.payload_offset :]
     try:
-        with _corrupt(name):
+        with naming_corrupt(name):
             check_payload_padding(components, payload)
     except BaseException:
         payload.release()

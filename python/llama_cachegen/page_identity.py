@@ -10,9 +10,18 @@ import msgspec
 
 from .errors import MissReason, PageFileCorruptError, PageFileVersionError, PageMismatchError
 
-__all__ = ["FORMAT", "PageIdentity", "RopeIdentity", "compare_identity", "decode_identity", "encode_identity"]
+__all__ = [
+    "ARCHIVE_FORMAT",
+    "FORMAT",
+    "PageIdentity",
+    "RopeIdentity",
+    "compare_identity",
+    "decode_identity",
+    "encode_identity",
+]
 
 FORMAT = "native/1"
+ARCHIVE_FORMAT = "lcg3/1"
 MAX_IDENTITY_BYTES = 1 << 20
 
 
@@ -89,16 +98,18 @@ def encode_identity(identity: PageIdentity) -> bytes:
     Raises:
         ValueError: longer than 1 MiB, or not of the format this version writes.
     """
-    if identity.format != FORMAT:
-        raise ValueError(f"a page of format {identity.format!r} cannot be made; this version makes {FORMAT!r}")
+    if identity.format not in (FORMAT, ARCHIVE_FORMAT):
+        raise ValueError(
+            f"a page of format {identity.format!r} cannot be made; this version makes {FORMAT!r} and {ARCHIVE_FORMAT!r}"
+        )
     data = _encoder.encode(identity)
     if len(data) > MAX_IDENTITY_BYTES:
         raise ValueError(f"the identity takes {len(data)} bytes; at most {MAX_IDENTITY_BYTES} are possible")
     return data
 
 
-def decode_identity(data: bytes) -> PageIdentity:
-    """The identity of its JSON.
+def decode_identity(data: bytes, expected_format: str = FORMAT) -> PageIdentity:
+    """The identity of its JSON, which has to name the expected format.
 
     Raises:
         PageFileCorruptError: no JSON, a field is missing, unknown or of the wrong type, a number is not finite.
@@ -108,8 +119,8 @@ def decode_identity(data: bytes) -> PageIdentity:
         identity = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise PageFileCorruptError(f"the identity cannot be read: {error}") from error
-    if identity.format != FORMAT:
-        raise PageFileVersionError(f"the page has format {identity.format!r}; this version reads {FORMAT!r}")
+    if identity.format != expected_format:
+        raise PageFileVersionError(f"the page has format {identity.format!r}; {expected_format!r} is expected here")
     return identity
 
 

@@ -27,11 +27,16 @@ class SaveReceipt:
     Attributes:
         path: the file, or None if the page stayed in memory.
         n_tokens: tokens of the page.
-        payload_bytes, file_bytes: without and with header, identity, tokens and component table.
+        payload_bytes, file_bytes: without and with header, identity, tokens and component table. The payload of an
+            archive is the archive.
         component_types: ggml types of the K and the V components, for example {"K": "q8_0", "V": "f16"}.
         n_cell_runs: 1 if the cells were adjacent.
-        export_ms: copying out of the cache, digests included.
+        export_ms: copying out of the cache, digests included; encoding an archive, its writes included.
         write_ms, fsync_ms: writing the file, and waiting until it is on the disk.
+        archive: format of the file, "native/1" or "lcg3/1".
+        profile: of an archive; None for native bytes.
+        is_exact: every bit of the cache comes back.
+        backend: what encoded an archive or copied the page.
     """
 
     path: str | None
@@ -44,6 +49,10 @@ class SaveReceipt:
     write_ms: float
     fsync_ms: float
     total_ms: float
+    archive: str = "native/1"
+    profile: str | None = None
+    is_exact: bool = True
+    backend: str = "CPU"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -58,17 +67,19 @@ class RestoreReceipt:
         outcome: RESTORED or MISS.
         reason: of a miss: what differs; else None.
         detail: the same in words, with both values.
-        archive: format of the page, "native/1".
+        archive: format of the page, "native/1" or "lcg3/1".
+        profile: of an archive; None for native bytes.
+        is_exact: the restored values are those that were saved, bit for bit, if the types are the same.
         backend: where the tensors are that were written.
         n_tokens: tokens restored, 0 for a miss.
         payload_bytes: bytes written to the cache.
-        component_types: ggml types of the K and the V components.
+        component_types: ggml types of the K and the V components they were written to.
         n_cell_runs: 1 if the free cells were adjacent.
         n_threads: threads that copied.
-        transient_bytes: native memory taken besides the page and the cache.
+        transient_bytes: native memory taken besides the page and the cache; 0 for an archive, where it is not counted.
         open_ms: opening and checking the file.
         reserve_ms: comparing layouts, waiting for compute, finding cells.
-        copy_ms: copying into the cache, digests included.
+        copy_ms: copying or decoding into the cache, digests included.
         commit_ms: making the cells part of the sequence.
     """
 
@@ -88,6 +99,8 @@ class RestoreReceipt:
     copy_ms: float
     commit_ms: float
     total_ms: float
+    profile: str | None = None
+    is_exact: bool = True
 
     @property
     def restored(self) -> bool:
@@ -99,13 +112,15 @@ class RestoreReceipt:
         return _as_dict(self)
 
     @classmethod
-    def miss(cls, reason: MissReason, detail: str, *, open_ms: float, total_ms: float) -> RestoreReceipt:
+    def miss(
+        cls, reason: MissReason, detail: str, *, open_ms: float, total_ms: float, archive: str = "native/1"
+    ) -> RestoreReceipt:
         """The receipt of a page that does not belong here."""
         return cls(
             outcome=Outcome.MISS,
             reason=reason,
             detail=detail,
-            archive="native/1",
+            archive=archive,
             backend="",
             n_tokens=0,
             payload_bytes=0,

@@ -13,13 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _binding
+from ._archive_calls import Cancel
 from ._binding import ffi, lib, llama
 from ._timing import ms_since
+from .archive_file import ARCHIVE_MAGIC, ArchiveFile
+from .codec.profiles import Profile
 from .engine import Engine
 from .errors import ContextError, DecodeError, MissReason, PageMismatchError
 from .page import ComponentKind, Page, PageComponent
+from .page_file import open_regular
 from .page_identity import compare_identity
 from .receipts import FirstTokenTiming, Outcome, PrefillTiming, RestoreReceipt, SaveReceipt
+from .session_archives import restore_archive, save_archive
 
 __all__ = ["Session"]
 
@@ -27,6 +32,14 @@ _BACKEND = "CPU"
 
 Progress = Callable[[int, int], None]
 """progress(n_done, n_total), in tokens."""
+
+
+def _is_archive(path: str | os.PathLike[str]) -> bool:
+    fd = open_regular(os.fsdecode(path))
+    try:
+        return os.pread(fd, len(ARCHIVE_MAGIC), 0) == ARCHIVE_MAGIC
+    finally:
+        os.close(fd)
 
 
 def component_types(components: Sequence[PageComponent]) -> dict[str, str]:
@@ -252,7 +265,7 @@ class Session:
             identity=self.engine.identity,
             pos_begin=p0,
             tokens=np.array(self._tokens[p0:p1], dtype=np.int32),
-            components=[_component_from_record(record) for record in records],
+            components=[component_from_record(record) for record in records],
             payload=payload,
         )
         return page, stats
@@ -311,15 +324,34 @@ class Session:
             total_ms=ms_since(t_start),
         )
 
-    def save(self, path: str | os.PathLike[str], *, n_threads: int = 0) -> SaveReceipt:
-        """Write the whole sequence to a page file; an older file of that name is replaced only when all is on disk.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        profile: str | Profile | None = None,
+        *,
+        n_threads: int = 0,
+        cancel: Cancel | None = None,
+    ) -> SaveReceipt:
+        """Write the whole sequence to a file; an older file of that name is replaced only when all is on disk.
+
+        Args:
+            path: the file.
+            profile: None: a page file with the bytes as the cache has them. A profile of the codec or its name: an
+                archive page file, encoded where the cache lies.
+            n_threads: 0: as many as the context decodes with.
+            cancel: of an archive: set it, from another thread, to stop between two pieces.
 
         Raises:
             ContextError: the sequence is empty.
-            UnsupportedMemoryError: this model's memory cannot be paged.
+            UnsupportedMemoryError: this model's memory cannot be paged, or its backend has no encoder for a type.
+            NonFiniteError: the cache holds a NaN or an infinity, which a lossy profile cannot keep.
+            CancelledError: `cancel` was set; no file was written.
             OSError: the file cannot be written; an older file is still there.
         """
         t_start = time.perf_counter()
+        if profile is not None:
+            self._check_open()
+            return save_archive(self, path, profile, n_threads, cancel)
         page, stats = self._export(0, None, n_threads)
         export_ms = ms_since(t_start)
         written = page.write(path)
@@ -342,12 +374,16 @@ class Session:
         tokens: Sequence[int] | NDArray[np.int32] | None = None,
         *,
         n_threads: int = 0,
+        cancel: Cancel | None = None,
     ) -> RestoreReceipt:
         """Append the page of a file to the sequence, or say why it does not belong here.
 
         Args:
-            path: a page file.
-            tokens: the prompt. If given, the page's tokens must be what comes next in it; else the page is a miss.
+            path: a page file, or an archive page file. An archive restores into caches of other types too.
+            tokens: the prompt. If given, the page's tokens must be what comes next in it; else the page is a miss. Of
+                an archive, as many tokens are restored as the prompt has in common with it; none is a miss.
+            n_threads: 0: as many as the context decodes with.
+            cancel: of an archive: set it, from another thread, to stop between two blocks.
 
         Returns:
             A receipt: restored, or a miss with its reason. A miss leaves the session as it was.
@@ -355,9 +391,26 @@ class Session:
         Raises:
             PageFileError: the file is missing, damaged, or no page file.
             PageRangeError, NoCellsError, PageDigestError, UnsupportedMemoryError: as `import_page`.
+            ArchiveImportError: the archive is damaged, or of a format this version does not read.
+            CancelledError: `cancel` was set. The session is as it was.
         """
         self._check_open()
         t_start = time.perf_counter()
+        if _is_archive(path):
+            prompt = None if tokens is None else np.asarray(tokens, dtype=np.int32)
+            with ArchiveFile(path) as file:
+                open_ms = ms_since(t_start)
+                try:
+                    receipt = restore_archive(self, file, prompt, n_threads, cancel)
+                except PageMismatchError as miss:
+                    return RestoreReceipt.miss(
+                        miss.reason,
+                        miss.detail,
+                        open_ms=open_ms,
+                        total_ms=ms_since(t_start),
+                        archive=file.identity.format,
+                    )
+            return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
         with Page.open(path) as page:
             open_ms = ms_since(t_start)
             try:
@@ -410,7 +463,7 @@ _KINDS = {ComponentKind.K: lib.LLAMA_KV_PAGE_KIND_K, ComponentKind.V: lib.LLAMA_
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
 
 
-def _component_from_record(record: Any) -> PageComponent:
+def component_from_record(record: Any) -> PageComponent:
     return PageComponent(
         layer=record.layer,
         kind=_KIND_OF[record.kind],

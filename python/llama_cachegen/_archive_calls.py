@@ -1,0 +1,173 @@
+"""llama-cachegen.h from Python: profiles as structs, the sink and the cancellation as callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from . import _binding
+from ._binding import ffi, lib
+from .codec.profiles import Profile
+from .ggml_types import GgmlType
+from .page_file import ComponentKind, PageComponent
+
+__all__ = ["Cancel", "ComponentCapability", "FileSink", "component_capabilities", "import_options", "native_profile"]
+
+Cancel = threading.Event
+"""Set it to stop a save or a restore between two blocks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComponentCapability:
+    """What can be done with one component of a context.
+
+    Attributes:
+        layer: model layer.
+        kind: K or V.
+        type_name: ggml type of its tensor.
+        transposed: stored channel by channel.
+        can_import: its backend decodes LCG3 into it.
+        can_export: its backend encodes LCG3 from it.
+        backend: name of the backend that holds it.
+    """
+
+    layer: int
+    kind: ComponentKind
+    type_name: str
+    transposed: bool
+    can_import: bool
+    can_export: bool
+    backend: str
+
+
+def component_capabilities(ctx: Any) -> tuple[ComponentCapability, ...]:
+    """Every component, in the order of its page."""
+    from .ggml_types import type_name
+
+    n = ffi.new("uint32_t *")
+    _binding.check(lib.llama_cachegen_get_caps(ctx, lib.LLAMA_CACHEGEN_FORMAT_LCG3, ffi.NULL, 0, n))
+    records = ffi.new("struct llama_cachegen_component_caps[]", n[0])
+    _binding.check(lib.llama_cachegen_get_caps(ctx, lib.LLAMA_CACHEGEN_FORMAT_LCG3, records, n[0], n))
+    return tuple(
+        ComponentCapability(
+            layer=record.layer,
+            kind=ComponentKind(record.kind),
+            type_name=type_name(record.type),
+            transposed=bool(record.transposed),
+            can_import=bool(record.can_import),
+            can_export=bool(record.can_export),
+            backend=ffi.string(record.backend, 32).decode(),
+        )
+        for record in records
+    )
+
+
+def _scale_type(profile: Profile, source: int) -> int:
+    if profile.scale == "bf16":
+        return int(GgmlType.BF16)
+    return source if source in (GgmlType.F16, GgmlType.BF16) else int(GgmlType.F32)
+
+
+def native_profile(profile: Profile, components: Sequence[PageComponent]) -> tuple[Any, Any]:
+    """struct llama_cachegen_profile and one llama_cachegen_coding for each component."""
+    native = _binding.new_struct("llama_cachegen_profile")
+    native.block_tokens = profile.block_tokens
+    native.n_exact_tokens = profile.n_exact_tokens
+    native.n_models = profile.n_models
+    native.n_classes = profile.n_classes
+    native.n_sample_tokens = profile.n_sample_tokens
+    native.name = profile.name.encode("ascii").ljust(16, b"\0")
+    n_layers = 1 + max(component.layer for component in components)
+    codings = ffi.new("struct llama_cachegen_coding[]", len(components))
+    for coding, component in zip(codings, components, strict=True):
+        coding.layer = component.layer
+        coding.kind = int(component.kind)
+        if not profile.is_exact:
+            kind = "K" if component.kind is ComponentKind.K else "V"
+            coding.n_levels = profile.n_levels(kind, component.layer, n_layers)  # type: ignore[arg-type]
+            coding.scale_type = _scale_type(profile, component.type)
+            coding.is_unrotated = int(profile.unrotate)
+    return native, codings
+
+
+class _Call:
+    """What the callbacks of one native call reach through its user data."""
+
+    def __init__(self, cancel: Cancel | None, sink: FileSink | None = None) -> None:
+        self.cancel = cancel
+        self.sink = sink
+        self.error: BaseException | None = None
+
+
+class FileSink:
+    """Writes the pieces of an archive into a file, from an offset on.
+
+    Attributes:
+        write_ms: time spent writing.
+    """
+
+    def __init__(self, fd: int, begin: int) -> None:
+        self._fd = fd
+        self._begin = begin
+        self.write_ms = 0.0
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write all of a piece.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        t_start = time.perf_counter()
+        at = self._begin + offset
+        while data:
+            n = os.pwrite(self._fd, data, at)
+            if n <= 0:
+                raise OSError("the system wrote nothing and gave no reason")
+            data = data[n:]
+            at += n
+        self.write_ms += (time.perf_counter() - t_start) * 1000
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def py_cachegen_write(user_data: Any, offset: int, data: Any, n_bytes: int) -> int:
+    """llama_cachegen_write_t: 0 to go on."""
+    call: _Call = ffi.from_handle(user_data)
+    try:
+        assert call.sink is not None
+        call.sink.write(offset, memoryview(ffi.buffer(data, n_bytes)))
+    except BaseException as error:
+        call.error = error
+        return 1
+    return 0
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def py_cachegen_go_on(user_data: Any, _done_bytes: int, _total_bytes: int) -> int:
+    """llama_cachegen_continue_t: 1 to go on."""
+    call: _Call = ffi.from_handle(user_data)
+    return int(call.cancel is None or not call.cancel.is_set())
+
+
+@contextlib.contextmanager
+def import_options(n_threads: int, cancel: Cancel | None, sink: FileSink | None = None) -> Iterator[tuple[Any, Any]]:
+    """struct llama_cachegen_options and the user data that belongs to it. An error of the sink is raised at the end."""
+    call = _Call(cancel, sink)
+    handle = ffi.new_handle(call)
+    options = _binding.new_struct("llama_cachegen_options")
+    options.n_threads = n_threads
+    options.go_on = lib.py_cachegen_go_on
+    options.user_data = handle
+    try:
+        yield options, handle
+    except BaseException:
+        if call.error is not None:
+            raise call.error from None
+        raise
+
+
+Progress = Callable[[int, int], None]

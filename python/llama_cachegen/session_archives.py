@@ -1,0 +1,200 @@
+"""Archives of a session's sequence: encoded where the cache lies, and decoded back into it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _binding
+from ._archive_calls import Cancel, FileSink, component_capabilities, import_options, native_profile
+from ._binding import ffi, lib
+from ._timing import ms_since
+from .archive_file import ArchiveFile, archive_offset_of, encode_archive_prefix
+from .codec.profiles import Profile, get_profile
+from .errors import ContextError, MissReason, PageMismatchError
+from .page_file import PageComponent, replace_file
+from .page_identity import ARCHIVE_FORMAT, compare_identity, encode_identity
+from .receipts import Outcome, RestoreReceipt, SaveReceipt
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["restore_archive", "save_archive"]
+
+
+def _components(session: Session, n_tokens: int) -> list[PageComponent]:
+    from .session import component_from_record
+
+    ctx = session.engine._native_ctx
+    info = _binding.describe(ctx, session.seq_id, 0, n_tokens)
+    records = ffi.new("struct llama_kv_page_component[]", info.n_components)
+    _binding.check(lib.llama_kv_page_describe(ctx, session.seq_id, 0, n_tokens, info, records, info.n_components))
+    return [component_from_record(record) for record in records]
+
+
+def _backends(session: Session) -> str:
+    return "+".join(sorted({one.backend for one in component_capabilities(session.engine._native_ctx)}))
+
+
+def save_archive(
+    session: Session, path: str | os.PathLike[str], profile: str | Profile, n_threads: int, cancel: Cancel | None
+) -> SaveReceipt:
+    """See `Session.save`."""
+    from .session import component_types
+
+    t_start = time.perf_counter()
+    one = get_profile(profile)
+    n_tokens = session.n_tokens
+    if n_tokens == 0:
+        raise ContextError("an empty sequence cannot be saved; prefill first")
+    components = _components(session, n_tokens)
+    native, codings = native_profile(one, components)
+    identity = session_identity(session)
+    tokens = session.tokens
+    offset = archive_offset_of(len(encode_identity(identity)), n_tokens)
+    archive_bytes = ffi.new("uint64_t *")
+    stats = _binding.new_struct("llama_cachegen_stats")
+    timing: dict[str, float] = {}
+
+    def write(fd: int) -> int:
+        sink = FileSink(fd, offset)
+        t_export = time.perf_counter()
+        with import_options(n_threads, cancel, sink) as (options, handle):
+            _binding.check(
+                lib.llama_cachegen_export(
+                    session.engine._native_ctx,
+                    session.seq_id,
+                    0,
+                    n_tokens,
+                    native,
+                    codings,
+                    len(codings),
+                    lib.py_cachegen_write,
+                    handle,
+                    options,
+                    archive_bytes,
+                    stats,
+                )
+            )
+        timing["export_ms"] = ms_since(t_export)
+        prefix = encode_archive_prefix(identity, 0, tokens, is_exact=one.is_exact, archive_bytes=archive_bytes[0])
+        FileSink(fd, 0).write(0, memoryview(prefix))
+        timing["write_ms"] = sink.write_ms
+        return offset + int(archive_bytes[0])
+
+    written = replace_file(path, write)
+    return SaveReceipt(
+        path=os.fspath(path),
+        n_tokens=n_tokens,
+        payload_bytes=int(archive_bytes[0]),
+        file_bytes=written.file_bytes,
+        component_types=component_types(components),
+        n_cell_runs=stats.n_cell_runs,
+        export_ms=timing["export_ms"],
+        write_ms=timing["write_ms"],
+        fsync_ms=written.fsync_ms,
+        total_ms=ms_since(t_start),
+        archive=ARCHIVE_FORMAT,
+        profile=one.name,
+        is_exact=one.is_exact,
+        backend=_backends(session),
+    )
+
+
+def session_identity(session: Session) -> Any:
+    """The identity of an archive of this session."""
+    import msgspec
+
+    return msgspec.structs.replace(session.engine.identity, format=ARCHIVE_FORMAT)
+
+
+def restore_archive(
+    session: Session,
+    file: ArchiveFile,
+    prompt: NDArray[np.int32] | None,
+    n_threads: int,
+    cancel: Cancel | None,
+) -> RestoreReceipt:
+    """See `Session.restore`. The tokens restored are those of the file, or the part of them that the prompt has."""
+    from .session import component_types
+
+    t_start = time.perf_counter()
+    compare_identity(file.identity, session.engine.identity)
+    n_tokens = file.n_tokens
+    if prompt is not None:
+        n_tokens = _common_tokens(file, prompt)
+    components = _components(session, n_tokens)
+    compare_ms = ms_since(t_start)
+    stats = _binding.new_struct("llama_cachegen_stats")
+    source = ffi.from_buffer(file.archive)
+    try:
+        with import_options(n_threads, cancel) as (options, _handle):
+            _binding.check(
+                lib.llama_cachegen_import_archive(
+                    session.engine._native_ctx,
+                    session.seq_id,
+                    file.pos_begin,
+                    source,
+                    len(source),
+                    0,
+                    n_tokens,
+                    options,
+                    stats,
+                )
+            )
+    finally:
+        ffi.release(source)
+    session._tokens.extend(int(token) for token in file.tokens[:n_tokens])
+    session._logits = None
+    detail = f"{n_tokens} tokens restored at positions {file.pos_begin} .. {session.n_tokens - 1}"
+    if n_tokens < file.n_tokens:
+        detail += f"; the file has {file.n_tokens}, the prompt differs after these"
+    return RestoreReceipt(
+        outcome=Outcome.RESTORED,
+        reason=None,
+        detail=detail,
+        archive=ARCHIVE_FORMAT,
+        backend=_backends(session),
+        n_tokens=n_tokens,
+        payload_bytes=stats.native_bytes,
+        component_types=component_types(components),
+        n_cell_runs=stats.n_cell_runs,
+        n_threads=stats.n_threads,
+        transient_bytes=0,
+        open_ms=0.0,
+        reserve_ms=compare_ms + stats.drain_ms + stats.reserve_ms,
+        copy_ms=stats.code_ms,
+        commit_ms=stats.commit_ms,
+        total_ms=ms_since(t_start),
+        profile=_profile_name(file),
+        is_exact=file.is_exact,
+    )
+
+
+def _common_tokens(file: ArchiveFile, prompt: NDArray[np.int32]) -> int:
+    """How many of the file's tokens, from its first one on, come next in the prompt.
+
+    Raises:
+        PageMismatchError: none.
+    """
+    wanted = prompt[file.pos_begin : file.pos_begin + file.n_tokens]
+    differs = np.flatnonzero(wanted != file.tokens[: len(wanted)])
+    n_tokens = int(differs[0]) if differs.size else len(wanted)
+    if n_tokens == 0:
+        expected = int(wanted[0]) if len(wanted) else None
+        raise PageMismatchError(
+            MissReason.TOKENS,
+            f"token {file.pos_begin} is {int(file.tokens[0])} in the archive and {expected} in the prompt",
+            expected=expected,
+            actual=int(file.tokens[0]),
+        )
+    return n_tokens
+
+
+def _profile_name(file: ArchiveFile) -> str:
+    # bytes 48 .. 63 of an LCG3 header
+    return bytes(file.archive[48:64]).rstrip(b"\0").decode("ascii", "replace")
