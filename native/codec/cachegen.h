@@ -232,11 +232,11 @@ struct cachegen_lcg3_info {
 struct cachegen_lcg3;
 
 /* Where one plane goes. rows.data NULL leaves the plane out. Token 0 of rows is the range's first token that the plane
-   holds. */
+   holds and that is wanted. */
 struct cachegen_lcg3_destination {
-    struct cachegen_rows rows;      /* IN n_tokens at least as many as are decoded into it; any type and layout */
-    uint32_t             n_rot;     /* IN Hadamard rotation the destination wants, 0 for none */
-    uint32_t             reserved0; /* IN 0 */
+    struct cachegen_rows rows;        /* IN n_tokens at least as many as are decoded into it; any type and layout */
+    uint32_t             n_rot;       /* IN Hadamard rotation the destination wants, 0 for none */
+    uint32_t             first_token; /* IN tokens of the archive before this one are not wanted here; 0: all are */
 };
 
 /*

@@ -384,15 +384,17 @@ void decode_unit(const unit_task & task) {
     }
 }
 
-// the tokens of a range that a plane holds
+// the tokens of a range that a plane holds and a destination wants
 struct token_range {
     uint64_t first;
     uint64_t n;
 };
 
-token_range range_of(const plane_record & plane, uint64_t first_token, uint64_t n_tokens) {
-    const uint64_t begin = std::max<uint64_t>(first_token, plane.first_token);
-    const uint64_t end   = first_token + n_tokens;
+token_range range_of(const plane_record & plane, const cachegen_lcg3_destination & destination, uint64_t first_token,
+                     uint64_t n_tokens) {
+    const uint64_t begin =
+        std::max({ first_token, uint64_t{ plane.first_token }, uint64_t{ destination.first_token } });
+    const uint64_t end = first_token + n_tokens;
     return { begin, end - std::min(begin, end) };
 }
 
@@ -406,8 +408,8 @@ void check_destination(const archive & source, uint32_t index, const cachegen_lc
              plane.n_channels, (ull) rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
     }
     const uint32_t n_rot = destination.n_rot;
-    if (destination.reserved0 != 0 || (n_rot != 0 && (n_rot < 2 || n_rot > max_rotation || (n_rot & (n_rot - 1)) != 0 ||
-                                                      plane.n_channels % n_rot != 0))) {
+    if (n_rot != 0 &&
+        (n_rot < 2 || n_rot > max_rotation || (n_rot & (n_rot - 1)) != 0 || plane.n_channels % n_rot != 0)) {
         fail(CACHEGEN_ERR_ARGUMENT, "plane %u: a destination rotated by %u of %u channels", index, n_rot,
              plane.n_channels);
     }
@@ -445,7 +447,7 @@ decode_request make_request(const archive & source, uint64_t first_token, uint64
     decode_request request{ &source, first_token, n_tokens, destinations, {} };
     for (uint32_t p = 0; p < head.n_planes; p++) {
         if (destinations[p].rows.data != nullptr) {
-            const token_range range = range_of(source.planes[p], first_token, n_tokens);
+            const token_range range = range_of(source.planes[p], destinations[p], first_token, n_tokens);
             check_destination(source, p, destinations[p], range.n);
             if (range.n > 0) {
                 request.wanted.push_back(p);
@@ -462,9 +464,9 @@ void decode_exact_rows(const decode_request & request, const payload & bytes) {
         const plane_record & plane     = source.planes[p];
         const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
         const uint32_t       n_rows    = source.n_exact_rows(p);
-        if (request.destinations[p].rows.data != nullptr && n_rows > 0) {
-            const token_range range = range_of(plane, request.first_token, request.n_tokens);
-            const unit_task   task{ &source, &bytes, 0, p, range.first, range.n, &request.destinations[p] };
+        const token_range    range = range_of(plane, request.destinations[p], request.first_token, request.n_tokens);
+        if (request.destinations[p].rows.data != nullptr && n_rows > 0 && range.n > 0) {
+            const unit_task task{ &source, &bytes, 0, p, range.first, range.n, &request.destinations[p] };
             store_native(task, plane.first_token, n_rows, 0, plane.n_channels, bytes.at(offset), row_bytes);
         }
         offset += n_rows * row_bytes;
@@ -475,8 +477,9 @@ void decode_blocks(const decode_request & request, const payload & bytes, uint32
                    const cachegen_executor * executor) {
     const auto & wanted = request.wanted;
     run_tasks(executor, uint64_t{ n_blocks } * wanted.size(), [&](uint64_t i) {
-        const uint32_t    p     = wanted[i % wanted.size()];
-        const token_range range = range_of(request.source->planes[p], request.first_token, request.n_tokens);
+        const uint32_t    p = wanted[i % wanted.size()];
+        const token_range range =
+            range_of(request.source->planes[p], request.destinations[p], request.first_token, request.n_tokens);
         decode_unit({ request.source, &bytes, first_block + static_cast<uint32_t>(i / wanted.size()), p, range.first,
                       range.n, &request.destinations[p] });
     });

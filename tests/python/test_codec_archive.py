@@ -180,6 +180,21 @@ def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F
                 assert (part.data[n_held:] == 0xAA).all()
 
 
+def test_destinations_that_begin_later(isa: str) -> None:  # noqa: F811
+    """Of full planes, the last tokens alone: what a cache with a sliding window wants of another one's archive."""
+    planes = random_planes(29, 300, types=[GgmlType.F16, GgmlType.Q8_0])
+    data = codec.encode(planes, profile(n_exact_tokens=5, block_tokens=96))
+    whole = [empty_like(plane) for plane in planes]
+    decode(data, whole)
+    for first_token in (0, 2, 5, 100, 101, 299, 300, 400):
+        parts = [dataclasses.replace(empty_like(plane), first_token=first_token) for plane in planes]
+        decode(data, parts)
+        for plane, part in zip(whole, parts, strict=True):
+            n = max(0, 300 - first_token)
+            np.testing.assert_array_equal(part.data[:n], plane.data[300 - n :])
+            assert (part.data[n:] == 0xAA).all()
+
+
 def test_decode_part_by_part(isa: str) -> None:  # noqa: F811
     """What a reader decodes while the archive comes in: the same bytes, every part checked on its own."""
     planes = random_planes(19, 300, types=[GgmlType.F16, GgmlType.Q8_0])

@@ -48,8 +48,8 @@ class Plane:
         transposed: tokens adjacent instead of channels.
         n_rot: size of the Hadamard rotation of the values, 0 for none.
         cells: row of each token, uint32, or None: token t is row t.
-        first_token: encoding: the page's token that is this plane's token 0; the plane has none of those before, as a
-            sliding window has not.
+        first_token: the page's token that is this plane's token 0; the plane has none of those before, as a sliding
+            window has not.
     """
 
     data: NDArray[Any]
@@ -296,8 +296,8 @@ class Archive:
 
         Args:
             destinations: one a plane, in the archive's order; None leaves the plane out. Their data is written, in any
-                type, layout and rotation; their layer, kind and first_token are not looked at. Token 0 of each is the
-                range's first token that the plane holds.
+                type, layout and rotation; their layer and kind are not looked at. Token 0 of each is the first token
+                of the range that the archive's plane holds and that is not before the destination's first_token.
             first_token: first token of the range; it becomes token 0 of every destination.
             n_tokens: tokens of the range; None: to the end.
             n_threads: threads to use.
@@ -320,6 +320,7 @@ class Archive:
             if plane is not None:
                 plane._fill(destination.rows, is_written=True)
                 destination.n_rot = plane.n_rot
+                destination.first_token = plane.first_token
         with executor(n_threads) as pool:
             check(lib.cachegen_lcg3_decode(reader, first_token, n_tokens, wanted, len(wanted), pool))
 
