@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from llama_cachegen import Engine
 from llama_cachegen.cli import cli
 from llama_cachegen.codec import PROFILES, encode
-from llama_cachegen.errors import CachegenError, UnsupportedMemoryError
+from llama_cachegen.errors import CachegenError
 from llama_cachegen.evaluate import QualityReport, SizeReport, get_text, measure_quality, measure_size
 from llama_cachegen.evaluate import rivals as rivals_module
-from llama_cachegen.evaluate.caches import PageCopy, StateCopy, copy_cache, n_native_bytes, n_values, native_rows
+from llama_cachegen.evaluate.caches import PageCopy, copy_cache, n_native_bytes, n_values, native_rows
 from llama_cachegen.evaluate.quality import NATIVE_OTHER_BATCHES, compare_logits
 from llama_cachegen.evaluate.texts import TEXT_NAMES
 from llama_cachegen.models import KNOWN_MODELS, resolve_model
@@ -202,17 +202,16 @@ def gemma() -> Path:
 
 def test_state_copy_of_a_sliding_window(gemma: Path) -> None:
     """The state's K and V lie where the copy says, and come back exactly after the window has slid."""
+    from llama_cachegen.evaluate.caches import _copy_state
     from llama_cachegen.evaluate.quality import evaluate_all_logits
 
     with Engine(gemma, n_ctx=640) as engine:
         tokens = engine.tokenize(get_text("code").text)
         with engine.session() as session:
             session.prefill(tokens[:560])
-            with pytest.raises(UnsupportedMemoryError):
-                session.export_page()
-            copy = copy_cache(session)
+            copy = _copy_state(session)
             original = evaluate_all_logits(session, tokens[560:576])
-        assert isinstance(copy, StateCopy) and copy.n_layers == 18
+        assert copy.n_layers == 18
         full, window = copy.groups
         assert [plane.layer for plane in full[:3]] == [5, 11, 17] and len(window) == 30
         assert {len(native_rows(plane)) for plane in full} == {560}
@@ -225,10 +224,13 @@ def test_state_copy_of_a_sliding_window(gemma: Path) -> None:
             restored.restore(session)
             assert session.n_tokens == 560
             assert np.array_equal(evaluate_all_logits(session, tokens[560:576]), original)
+        # as in a page whose window is shorter: both groups together
+        values = rivals_module.lmcache_values([*full, *window], 18)
+        assert values[5, full[0].kind].shape == (560, 256) and values[0, full[0].kind].shape == (512, 256)
     with Engine(gemma, n_ctx=64, type_k="q8_0") as engine, engine.session() as session:
         session.prefill(tokens[:8])
         with pytest.raises(CachegenError, match="rotation of q8_0"):
-            copy_cache(session)
+            _copy_state(session)
 
 
 # the command line

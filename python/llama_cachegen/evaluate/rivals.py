@@ -122,6 +122,14 @@ def _calls(planes: Sequence[Plane], n_layers: int) -> Iterator[tuple[NDArray[Any
         yield np.asarray(kv)[:, :, :, np.newaxis], key_bins, value_bins
 
 
+def _by_tokens(planes: Sequence[Plane]) -> list[list[Plane]]:
+    """Planes of as many tokens together: those of sliding-window layers may have fewer."""
+    groups: dict[int, list[Plane]] = {}
+    for plane in planes:
+        groups.setdefault(len(native_rows(plane)), []).append(plane)
+    return list(groups.values())
+
+
 def _lmcache_rows(plane: Plane, begin: int, end: int) -> NDArray[Any]:
     """Rows [begin, end) in a type LMCache has: as they are, or values of quantised types as float16."""
     rows = native_rows(plane)[begin:end]
@@ -143,7 +151,8 @@ def lmcache_calls(planes: Sequence[Plane], n_layers: int) -> int:
     """
     return sum(
         len(payload_to_container(lmcache_encode(kv, key_bins=key_bins, value_bins=value_bins)))
-        for kv, key_bins, value_bins in _calls(planes, n_layers)
+        for group in _by_tokens(planes)
+        for kv, key_bins, value_bins in _calls(group, n_layers)
     )
 
 
@@ -156,12 +165,13 @@ def lmcache_values(planes: Sequence[Plane], n_layers: int) -> dict[tuple[int, Ki
     Raises:
         CachegenError: planes that LMCache has no container for.
     """
-    layers = sorted({plane.layer for plane in planes})
     parts: dict[tuple[int, Kind], list[NDArray[Any]]] = {}
-    for kv, key_bins, value_bins in _calls(planes, n_layers):
-        payload = lmcache_encode(kv, key_bins=key_bins, value_bins=value_bins)
-        decoded = lmcache_decode(payload, key_bins=key_bins, value_bins=value_bins)
-        for i, layer in enumerate(layers):
-            for j, kind in enumerate((Kind.K, Kind.V)):
-                parts.setdefault((layer, kind), []).append(decoded[i, j, :, 0])
+    for group in _by_tokens(planes):
+        layers = sorted({plane.layer for plane in group})
+        for kv, key_bins, value_bins in _calls(group, n_layers):
+            payload = lmcache_encode(kv, key_bins=key_bins, value_bins=value_bins)
+            decoded = lmcache_decode(payload, key_bins=key_bins, value_bins=value_bins)
+            for i, layer in enumerate(layers):
+                for j, kind in enumerate((Kind.K, Kind.V)):
+                    parts.setdefault((layer, kind), []).append(decoded[i, j, :, 0])
     return {key: np.concatenate(rows) for key, rows in parts.items()}
