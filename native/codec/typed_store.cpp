@@ -48,8 +48,8 @@ void pack_odd_block_q8_0(const float * values, uint8_t * row) {
     const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
     put_le<uint16_t>(row, fp32_to_fp16(scale));
     for (uint32_t i = 0; i < 32; i++) {
-        const float scaled = std::round(values[i] * inverse);
-        row[2 + i]         = std::isfinite(scaled) ? static_cast<uint8_t>(static_cast<int32_t>(scaled)) : 0;
+        const float scaled = std::round(values[i] * inverse); // values before a NaN can be larger than `largest`
+        row[2 + i]         = std::fabs(scaled) < 0x1p31f ? static_cast<uint8_t>(static_cast<int32_t>(scaled)) : 0;
     }
 }
 
@@ -67,7 +67,7 @@ void pack_odd_block_q4_0(const float * values, uint8_t * row) {
     put_le<uint16_t>(row, fp32_to_fp16(scale));
     const auto code = [&](uint32_t i) {
         const float shifted = values[i] * inverse + 8.5f;
-        return std::isfinite(shifted) ? static_cast<uint32_t>(std::min(15, static_cast<int32_t>(shifted))) : 0u;
+        return shifted < 17 ? static_cast<uint32_t>(std::min(15, static_cast<int32_t>(shifted))) : 0u; // false for NaN
     };
     for (uint32_t i = 0; i < 16; i++) {
         row[2 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);

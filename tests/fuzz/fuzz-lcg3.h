@@ -21,16 +21,6 @@ enum choice : uint8_t {
     SECOND_USE = 128 // the target's own: part by part, or a page to encode
 };
 
-template <typename T> T get(const uint8_t * at) {
-    T value;
-    memcpy(&value, at, sizeof(value));
-    return value;
-}
-
-template <typename T> void put(uint8_t * at, T value) {
-    memcpy(at, &value, sizeof(value));
-}
-
 inline uint64_t align(uint64_t n, uint64_t alignment) {
     return (n + alignment - 1) / alignment * alignment;
 }

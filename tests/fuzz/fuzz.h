@@ -79,6 +79,16 @@ class input {
     size_t          size_;
 };
 
+template <typename T> T get(const uint8_t * at) {
+    T value;
+    memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+template <typename T> void put(uint8_t * at, T value) {
+    memcpy(at, &value, sizeof(value));
+}
+
 // exactly as many bytes as asked for, so that a sanitizer sees the first one beside them
 struct buffer {
     explicit buffer(size_t n) : data(new uint8_t[n]), n_bytes(n) { memset(data.get(), 0xAA, n); }

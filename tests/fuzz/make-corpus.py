@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the committed corpus of the fuzz targets: tiny archives of every mode and type, and pages to encode.
+"""Make the committed corpus of the fuzz targets: tiny archives and tiles of every mode and type, and pages to encode.
 
 Run it with the Python of .venv. With --merge, after scripts/fuzz, what the fuzzer found is added: the inputs that reach
 something new, the smallest first, as far as the limits go.
@@ -22,6 +22,7 @@ import xxhash
 from llama_cachegen import codec
 from llama_cachegen.codec import Kind, Plane, Profile, Span
 from llama_cachegen.codec._lib import ffi, lib
+from llama_cachegen.codec.legacy import Ckg1Kind, Ckg1Part, encode_ckg1, encode_tile
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
 
@@ -36,6 +37,9 @@ TYPES = [GgmlType.F16, GgmlType.Q8_0, GgmlType.F32, GgmlType.BF16, GgmlType.Q4_0
 # the first byte of an input, as fuzz-lcg3.h has it
 RESEAL, RESIZE, RANGE, ROTATE, OTHERS, NATIVE, BEST_ISA, SECOND_USE = (1 << bit for bit in range(8))
 BY_PARTS = ENCODE = SECOND_USE
+
+# the same of fuzz-ckg1-decode.cpp
+SIZES, TABLES, COVER, BACKWARDS, CELLS, LATER, TILE_OTHERS = (1 << bit for bit in range(7))
 
 
 def kv_like(rng: np.random.Generator, n_tokens: int, n_channels: int) -> NDArray[np.float32]:
@@ -129,6 +133,12 @@ def archives() -> Iterator[tuple[str, bytes]]:
         values[1, 31], values[2, 3], values[3, 30:], values[4] = np.nan, np.inf, (-np.inf, np.nan), 1e-41
         values[5] = np.nan
         yield f"{type_.name.lower()}-not-finite", codec.encode([plane(values, type_)], "exact")
+    window = [plane(kv_like(rng, 70, 8), GgmlType.F16)]
+    for first_token, kind in ((2, Kind.K), (37, Kind.V), (69, Kind.AUX)):
+        type_ = GgmlType.F32 if kind == Kind.V else GgmlType.F16
+        window.append(plane(kv_like(rng, 70 - first_token, 8), type_, kind=kind, first_token=first_token, layer=1))
+    yield "first-token", codec.encode(window, profile(15, 3, n_exact_tokens=3, block_tokens=32))
+    yield "first-token-exact", codec.encode(window, "exact")
 
 
 def inputs_of_decoders(is_by_parts: bool) -> Iterator[tuple[str, bytes]]:
@@ -171,7 +181,58 @@ def pages() -> Iterator[tuple[str, bytes]]:
         yield f"encode-{mode}-{type_number}-{fill}", head + body
 
 
+CKG1_TYPES = {
+    Ckg1Kind.F16_ROWS: GgmlType.F16,
+    Ckg1Kind.F16_TRANSPOSED: GgmlType.F16,
+    Ckg1Kind.F32_ROWS: GgmlType.F32,
+    Ckg1Kind.F32_TRANSPOSED: GgmlType.F32,
+    Ckg1Kind.Q8_0_ROWS: GgmlType.Q8_0,
+    Ckg1Kind.Q4_0_ROWS: GgmlType.Q4_0,
+}
+
+
+def ckg1_part(rng: np.random.Generator, kind: Ckg1Kind, n_tokens: int, n_channels: int, n_bins: int) -> Ckg1Part:
+    values = kv_like(rng, n_tokens, n_channels)
+    type_ = CKG1_TYPES[kind]
+    if kind in (Ckg1Kind.F16_TRANSPOSED, Ckg1Kind.F32_TRANSPOSED):
+        data = np.ascontiguousarray(values.T, np.float32 if type_ == GgmlType.F32 else np.float16)
+        return Ckg1Part(kind, Plane(data, type_, n_channels, transposed=True), n_bins)
+    return Ckg1Part(kind, plane(values, type_), n_bins)
+
+
+def ckg1_archives() -> Iterator[tuple[str, bytes]]:
+    rng = np.random.default_rng(3)
+    exact = Ckg1Part(Ckg1Kind.EXACT, b"exact bytes")
+    yield "exact", encode_ckg1([exact])
+    for version, n_bins in itertools.product((1, 2), (16, 32)):
+        name = f"{version}-{n_bins}"
+        for kind, type_ in CKG1_TYPES.items():
+            n_channels = 32 if type_ in (GgmlType.Q8_0, GgmlType.Q4_0) else 3
+            part = ckg1_part(rng, kind, 9, n_channels, n_bins)
+            yield f"{name}-{kind.name.lower()}", encode_ckg1([part], version=version)
+        every = [ckg1_part(rng, kind, 2, 32 if "Q" in kind.name else 2, n_bins) for kind in CKG1_TYPES]
+        yield f"{name}-every-kind", encode_ckg1([*every, exact], version=version)
+        for kind in (Ckg1Kind.F16_TRANSPOSED, Ckg1Kind.F32_TRANSPOSED, Ckg1Kind.F16_ROWS):
+            part = ckg1_part(rng, kind, 259, 2, n_bins)  # of two tiles
+            yield f"{name}-{kind.name.lower()}-long", encode_ckg1([exact, part], version=version)
+        for n_tokens, n_channels in ((1, 1), (7, 31), (3, 32), (2, 33), (256, 1)):
+            tile = encode_tile(plane(kv_like(rng, n_tokens, n_channels), GgmlType.F32), n_bins, version)
+            yield f"{name}-tile-{n_tokens}x{n_channels}", tile
+        yield f"{name}-tile-zeros", encode_tile(plane(np.zeros((5, 32), np.float32), GgmlType.F16), n_bins, version)
+        tiny = np.full((3, 5), 1e-41, np.float32)
+        tiny[1] = (65519, -65519, 0, 1e-7, -6e-5)
+        yield f"{name}-tile-edges", encode_tile(plane(tiny, GgmlType.F32), n_bins, version)
+
+
+def inputs_of_ckg1() -> Iterator[tuple[str, bytes]]:
+    choices = itertools.cycle([SIZES | TABLES | COVER, 0, SIZES | TABLES, COVER | TABLES, SIZES | COVER | BACKWARDS])
+    others = itertools.cycle([0, TILE_OTHERS, CELLS, LATER, TILE_OTHERS | CELLS | LATER, LATER | CELLS, TILE_OTHERS])
+    for (name, data), choice, other in zip(ckg1_archives(), choices, others, strict=False):
+        yield name, bytes([choice | other]) + data
+
+
 TARGETS: dict[str, Callable[[], Iterable[tuple[str, bytes]]]] = {
+    "ckg1-decode": inputs_of_ckg1,
     "lcg3-decode": lambda: inputs_of_decoders(True),
     "lcg3-differential": lambda: itertools.chain(itertools.islice(inputs_of_decoders(False), 0, None, 2), pages()),
 }

@@ -20,6 +20,7 @@ EXECUTABLES = {
     "test-page-fuzz-driver",
     "test-page-refusals",
     "test-codec-stores",
+    "fuzz-regression-ckg1-decode",
     "fuzz-regression-lcg3-decode",
     "fuzz-regression-lcg3-differential",
 }
