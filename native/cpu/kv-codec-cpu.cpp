@@ -9,6 +9,31 @@
 
 namespace {
 
+// why the last call failed, unless the codec says it
+thread_local const char * own_message = nullptr;
+
+int32_t own_failure(int32_t status, const char * message) {
+    own_message = message;
+    return status;
+}
+
+int32_t codec_result(int32_t status) {
+    own_message = nullptr;
+    return status;
+}
+
+int32_t wrong_format() {
+    return own_failure(CACHEGEN_ERR_UNSUPPORTED, "the CPU backend codes no format but LCG3");
+}
+
+int32_t out_of_memory() {
+    return own_failure(CACHEGEN_ERR_OUT_OF_MEMORY, "out of memory");
+}
+
+const char * last_message() {
+    return own_message ? own_message : cachegen_last_message();
+}
+
 struct executor_deleter {
     void operator()(cachegen_executor * executor) const { cachegen_executor_free(executor); }
 };
@@ -75,8 +100,8 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
                                     uint64_t n_bytes, uint64_t archive_bytes, uint64_t first_token, uint64_t n_tokens,
                                     const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads,
                                     int32_t * status) {
-    *status = CACHEGEN_ERR_UNSUPPORTED;
     if (format != GGML_KV_CODEC_FORMAT_LCG3) {
+        *status = wrong_format();
         return nullptr;
     }
     try {
@@ -86,20 +111,20 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
         decoder->executor    = make_executor(n_threads);
         decoder->destinations.resize(n_rows);
         for (uint64_t i = 0; i < n_rows; i++) {
-            decoder->destinations[i] = { host_rows(rows[i]), rows[i].n_rot, 0 };
+            decoder->destinations[i] = { host_rows(rows[i]), rows[i].n_rot, rows[i].first_token };
         }
-        *status = cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &decoder->reader);
+        *status = codec_result(cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &decoder->reader));
         return *status == CACHEGEN_OK ? decoder.release() : nullptr;
     } catch (const std::bad_alloc &) {
-        *status = CACHEGEN_ERR_OUT_OF_MEMORY;
+        *status = out_of_memory();
         return nullptr;
     }
 }
 
 int32_t decoder_part(ggml_kv_codec_decoder * decoder, uint32_t part, const void * bytes, uint64_t n_bytes) {
-    return cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token, decoder->n_tokens,
-                                     decoder->destinations.data(), decoder->destinations.size(),
-                                     decoder->executor.get());
+    return codec_result(cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token,
+                                                  decoder->n_tokens, decoder->destinations.data(),
+                                                  decoder->destinations.size(), decoder->executor.get()));
 }
 
 int32_t decoder_finish(ggml_kv_codec_decoder *) {
@@ -114,7 +139,7 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes,
                const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads, ggml_kv_codec_write_t write,
                void * user_data, uint64_t * n_bytes) {
     if (format != GGML_KV_CODEC_FORMAT_LCG3) {
-        return CACHEGEN_ERR_UNSUPPORTED;
+        return wrong_format();
     }
     try {
         std::vector<cachegen_rows> sources(n_rows);
@@ -123,16 +148,16 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes,
         }
         const executor_ptr  executor = make_executor(n_threads);
         const cachegen_sink sink{ user_data, write };
-        return cachegen_lcg3_encode_to(static_cast<const cachegen_lcg3_plane *>(planes), sources.data(), n_rows,
-                                       static_cast<const cachegen_lcg3_options *>(options), executor.get(), &sink,
-                                       n_bytes);
+        return codec_result(cachegen_lcg3_encode_to(static_cast<const cachegen_lcg3_plane *>(planes), sources.data(),
+                                                    n_rows, static_cast<const cachegen_lcg3_options *>(options),
+                                                    executor.get(), &sink, n_bytes));
     } catch (const std::bad_alloc &) {
-        return CACHEGEN_ERR_OUT_OF_MEMORY;
+        return out_of_memory();
     }
 }
 
 const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,     decoder_new, decoder_part,
-                                    decoder_finish,        decoder_free, encode,      cachegen_last_message };
+                                    decoder_finish,        decoder_free, encode,      last_message };
 
 } // namespace
 

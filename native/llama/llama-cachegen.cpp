@@ -1,4 +1,4 @@
-// CacheGen archives of a dense llama_kv_cache. The interface is described in llama-cachegen.h.
+// CacheGen archives of dense and sliding-window caches. The interface is described in llama-cachegen.h.
 #include "llama-cachegen.h"
 
 #include "cachegen.h"
@@ -102,23 +102,32 @@ struct live_component {
     llama_kv_page_component description; // of one token
     ggml_tensor *           tensor;
     component_backend       backend;
+    size_t                  part; // whose cells it has
 };
 
-std::vector<live_component> live_components(llama_context * ctx, const llama_kv_cache & cache, uint32_t stream) {
+// of all parts, in the order of layers, K before V
+std::vector<live_component> live_components(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
     std::vector<live_component> result;
-    for (const auto & c : cache.page_components(stream)) {
-        live_component live         = {};
-        live.tensor                 = c.tensor;
-        live.backend                = backend_of(ctx, c.tensor);
-        live.description.layer      = int32_t(c.il);
-        live.description.kind       = c.is_v ? LLAMA_KV_PAGE_KIND_V : LLAMA_KV_PAGE_KIND_K;
-        live.description.type       = c.tensor->type;
-        live.description.transposed = c.transposed;
-        live.description.n_rot      = c.n_rot;
-        live.description.n_channels = c.n_embd;
-        live.description.row_bytes  = uint32_t(ggml_row_size(c.tensor->type, c.n_embd));
-        result.push_back(live);
+    for (size_t part = 0; part < parts.size(); ++part) {
+        const auto & cache = *parts[part].cache;
+        for (const auto & c : cache.page_components(cache.get_stream(seq_id))) {
+            live_component live         = {};
+            live.part                   = part;
+            live.tensor                 = c.tensor;
+            live.backend                = backend_of(ctx, c.tensor);
+            live.description.layer      = int32_t(c.il);
+            live.description.kind       = c.is_v ? LLAMA_KV_PAGE_KIND_V : LLAMA_KV_PAGE_KIND_K;
+            live.description.type       = c.tensor->type;
+            live.description.transposed = c.transposed;
+            live.description.n_rot      = c.n_rot;
+            live.description.n_channels = c.n_embd;
+            live.description.row_bytes  = uint32_t(ggml_row_size(c.tensor->type, c.n_embd));
+            result.push_back(live);
+        }
     }
+    std::stable_sort(result.begin(), result.end(), [](const live_component & a, const live_component & b) {
+        return a.description.layer < b.description.layer;
+    });
     return result;
 }
 
@@ -134,24 +143,40 @@ void require_codec(const std::vector<live_component> & components, bool is_encod
     }
 }
 
-ggml_kv_codec_rows rows_of(const live_component & c, const llama_kv_cache & cache,
-                           const std::vector<uint32_t> & cells) {
-    return { c.tensor,
-             0,
-             cache.get_size(),
-             c.description.n_channels,
-             c.description.transposed,
-             c.description.n_rot,
-             cells.size(),
-             cells.data() };
+// The cells of one part for the tokens of a call; token first_token of the archive is cells[0].
+struct part_cells {
+    uint32_t              first_token;
+    std::vector<uint32_t> cells;
+};
+
+ggml_kv_codec_rows rows_of(const live_component & c, const std::vector<page_part> & parts,
+                           const std::vector<part_cells> & cells) {
+    ggml_kv_codec_rows rows = {};
+    rows.tensor             = c.tensor;
+    rows.n_cells            = parts[c.part].cache->get_size();
+    rows.n_channels         = c.description.n_channels;
+    rows.is_transposed      = c.description.transposed;
+    rows.n_rot              = c.description.n_rot;
+    rows.first_token        = cells[c.part].first_token;
+    rows.n_tokens           = cells[c.part].cells.size();
+    rows.cells              = cells[c.part].cells.data();
+    return rows;
 }
 
-uint64_t native_bytes(const std::vector<live_component> & components, uint64_t n_tokens) {
+uint64_t native_bytes(const std::vector<live_component> & components, const std::vector<part_cells> & cells) {
     uint64_t result = 0;
     for (const auto & c : components) {
-        result += n_tokens * c.description.row_bytes;
+        result += cells[c.part].cells.size() * c.description.row_bytes;
     }
     return result;
+}
+
+uint32_t n_cell_runs(const std::vector<part_cells> & cells) {
+    size_t result = 0;
+    for (const auto & part : cells) {
+        result += page_cell_runs(part.cells).size();
+    }
+    return uint32_t(result);
 }
 
 void check_range(const llama_kv_cache & cache, int32_t p0, int64_t n_tokens) {
@@ -220,11 +245,6 @@ std::vector<uint32_t> match_planes(const archive_reader & archive, const std::ve
                       c.description.layer, page_kind_name(c.description.kind), plane.n_channels,
                       c.description.n_channels);
         }
-        if (plane.first_token != 0) {
-            page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS,
-                      "layer %" PRId32 " %s: the archive has no tokens before %" PRIu32 ", a dense cache needs all",
-                      c.description.layer, page_kind_name(c.description.kind), plane.first_token);
-        }
         is_taken[p] = true;
         result.push_back(uint32_t(p));
     }
@@ -234,7 +254,7 @@ std::vector<uint32_t> match_planes(const archive_reader & archive, const std::ve
 // Everything about an import that can be known before cells are reserved.
 struct import_plan {
     llama_context *             ctx;
-    llama_kv_cache *            cache;
+    std::vector<page_part>      parts;
     llama_cachegen_options      options;
     int32_t                     seq_id;
     int32_t                     p0;
@@ -246,10 +266,11 @@ struct import_plan {
     archive_reader              archive;
     std::vector<live_component> components;
     std::vector<uint32_t>       plane_of;
+    std::vector<uint32_t>       wanted_from; // by part: the first token of the archive that it needs
 
     import_plan(llama_context * ctx, int32_t seq_id, int32_t p0, const void * metadata, uint64_t n_bytes,
                 uint64_t archive_bytes, uint32_t first_token, uint32_t n_tokens, const llama_cachegen_options * options)
-        : ctx(ctx), cache(&page_cache(ctx)), options(resolve_options(ctx, options)), seq_id(seq_id), p0(p0),
+        : ctx(ctx), parts(page_parts(ctx)), options(resolve_options(ctx, options)), seq_id(seq_id), p0(p0),
           first_token(first_token), n_tokens(n_tokens), metadata(metadata), n_metadata_bytes(n_bytes),
           archive_bytes(archive_bytes), archive(metadata, n_bytes, archive_bytes) {
         page_check_seq_id(ctx, seq_id);
@@ -257,10 +278,33 @@ struct import_plan {
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRIu32 " tokens from %" PRIu32 " on; the archive has %" PRIu32,
                       n_tokens, first_token, archive.info.n_tokens);
         }
-        check_range(*cache, p0, n_tokens);
-        components = live_components(ctx, *cache, cache->get_stream(seq_id));
+        check_range(*parts[0].cache, p0, n_tokens);
+        components = live_components(ctx, parts, seq_id);
         plane_of   = match_planes(archive, components);
         require_codec(components, false);
+        for (const auto & part : parts) {
+            const int32_t last = p0 + int32_t(n_tokens) - 1;
+            const int32_t from = part.is_windowed ? std::max(p0, part.cache->page_window_begin(last)) : p0;
+            wanted_from.push_back(first_token + uint32_t(from - p0));
+        }
+        check_windows();
+    }
+
+    // every plane has to begin early enough for its cache
+    void check_windows() const {
+        for (size_t i = 0; i < components.size(); ++i) {
+            const auto & plane = archive.planes[plane_of[i]];
+            const auto & live  = components[i].description;
+            if (plane.first_token > wanted_from[components[i].part]) {
+                page_fail(LLAMA_KV_PAGE_ERR_WINDOW,
+                          "layer %" PRId32 " %s: the archive has tokens from %" PRIu32 " on, tokens %" PRIu32
+                          " to %" PRIu32 " need them from %" PRIu32 " on; %s",
+                          live.layer, page_kind_name(live.kind), plane.first_token, first_token,
+                          first_token + n_tokens - 1, wanted_from[components[i].part],
+                          parts[components[i].part].is_windowed ? "restore all of it, or save with a full-size window"
+                                                                : "it was made from a window");
+            }
+        }
     }
 };
 
@@ -273,7 +317,7 @@ struct backend_decoder {
 
 struct llama_cachegen_import {
     import_plan                  plan;
-    std::vector<uint32_t>        cells;
+    std::vector<part_cells>      cells;    // of the parts that have any reserved
     std::vector<backend_decoder> decoders; // one a backend
     std::vector<uint32_t>        parts;    // that hold wanted tokens
     size_t                       next_part    = 0;
@@ -311,8 +355,18 @@ void llama_cachegen_import::open() {
     drain_ms = ms_since(t_drain_us);
 
     const int64_t t_reserve_us = ggml_time_us();
-    cells                      = page_reserve_cells(plan.ctx, *plan.cache, plan.seq_id, plan.p0, plan.n_tokens);
     is_open                    = true;
+    cells.reserve(plan.parts.size());
+    for (size_t i = 0; i < plan.parts.size(); ++i) {
+        const uint32_t from = plan.wanted_from[i];
+        const uint32_t n    = plan.first_token + plan.n_tokens - from;
+        // allocated before anything is reserved: memory that runs out must not lose a reservation
+        part_cells     own{ from, std::vector<uint32_t>(n) };
+        const auto &   reserved = page_reserve_cells(plan.ctx, *plan.parts[i].cache, plan.seq_id,
+                                                     plan.p0 + int32_t(from - plan.first_token), n);
+        std::copy(reserved.begin(), reserved.end(), own.cells.begin());
+        cells.push_back(std::move(own));
+    }
 
     std::vector<ggml_backend_t> backends;
     for (const auto & c : plan.components) {
@@ -320,12 +374,13 @@ void llama_cachegen_import::open() {
             backends.push_back(c.backend.backend);
         }
     }
+    decoders.reserve(backends.size()); // so that no decoder is lost when memory runs out
     for (ggml_backend_t backend : backends) {
         std::vector<ggml_kv_codec_rows> rows(plan.archive.planes.size());
         const ggml_kv_codec_procs *     procs = nullptr;
         for (size_t i = 0; i < plan.components.size(); ++i) {
             if (plan.components[i].backend.backend == backend) {
-                rows[plan.plane_of[i]] = rows_of(plan.components[i], *plan.cache, cells);
+                rows[plan.plane_of[i]] = rows_of(plan.components[i], plan.parts, cells);
                 procs                  = plan.components[i].backend.procs;
             }
         }
@@ -402,7 +457,11 @@ void llama_cachegen_import::commit() {
         }
     }
     code_ms += ms_since(t_start_us);
-    page_commit_cells(plan.ctx, *plan.cache);
+    std::vector<llama_kv_cache *> caches;
+    for (const auto & part : plan.parts) {
+        caches.push_back(part.cache);
+    }
+    page_commit_cells(plan.ctx, caches);
     is_open    = false;
     has_failed = false;
 }
@@ -413,7 +472,9 @@ void llama_cachegen_import::close() {
     }
     decoders.clear();
     if (is_open) {
-        page_release_cells(plan.ctx, *plan.cache);
+        for (size_t i = 0; i < cells.size(); ++i) {
+            page_release_cells(plan.ctx, *plan.parts[i].cache);
+        }
         is_open = false;
     }
 }
@@ -429,11 +490,11 @@ void fill_stats(llama_cachegen_import & import, double commit_ms, llama_cachegen
     stats->struct_size   = sizeof(*stats);
     stats->n_components  = uint32_t(plan.components.size());
     stats->n_backends    = uint32_t(import.decoders.size());
-    stats->n_cell_runs   = uint32_t(page_cell_runs(import.cells).size());
+    stats->n_cell_runs   = n_cell_runs(import.cells);
     stats->n_threads     = plan.options.n_threads;
     stats->n_tokens      = plan.n_tokens;
     stats->archive_bytes = plan.archive_bytes;
-    stats->native_bytes  = native_bytes(plan.components, plan.n_tokens);
+    stats->native_bytes  = native_bytes(plan.components, import.cells);
     stats->drain_ms      = import.drain_ms;
     stats->reserve_ms    = import.reserve_ms;
     stats->code_ms       = import.code_ms;
@@ -488,7 +549,7 @@ int32_t llama_cachegen_get_caps(llama_context * ctx, int32_t format, llama_cache
         if (format != LLAMA_CACHEGEN_FORMAT_LCG3) {
             page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT, "format %" PRId32 " is not known", format);
         }
-        const auto live = live_components(ctx, page_cache(ctx), 0);
+        const auto live = live_components(ctx, page_parts(ctx), 0);
         *n_components   = uint32_t(live.size());
         if (!components) {
             return;
@@ -603,11 +664,11 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "profile, codings, write or archive_bytes is NULL");
         }
         check_struct(*profile, "profile");
-        auto &     cache = page_cache(ctx);
+        const auto parts = page_parts(ctx);
         const auto opts  = resolve_options(ctx, options);
         page_check_seq_id(ctx, seq_id);
-        check_range(cache, p0, int64_t(p1) - p0);
-        const auto components = live_components(ctx, cache, cache.get_stream(seq_id));
+        check_range(*parts[0].cache, p0, int64_t(p1) - p0);
+        const auto components = live_components(ctx, parts, seq_id);
         require_codec(components, true);
         if (n_codings != components.size()) {
             page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "%" PRIu32 " codings for %zu components", n_codings,
@@ -622,8 +683,19 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
 
         const int64_t t_drain_us = ggml_time_us();
         ctx->memory_drain();
-        const double drain_ms = ms_since(t_drain_us);
-        const auto   cells    = page_find_cells(cache, seq_id, p0, p1);
+        const double            drain_ms = ms_since(t_drain_us);
+        std::vector<part_cells> cells;
+        for (const auto & part : parts) {
+            int32_t from = p0;
+            if (part.is_windowed) {
+                // all of it if all of it is there, else what the last token attends to
+                llama_kv_cache::slot_info::idx_vec_t idxs;
+                if (part.cache->page_lookup(seq_id, p0, p1, idxs) != p1) {
+                    from = std::max(p0, part.cache->page_window_begin(p1 - 1));
+                }
+            }
+            cells.push_back({ uint32_t(from - p0), page_find_cells(*part.cache, seq_id, from, p1) });
+        }
 
         std::vector<cachegen_lcg3_plane> planes(components.size());
         std::vector<ggml_kv_codec_rows>  rows;
@@ -646,7 +718,8 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             planes[i].n_symbols    = coding.n_levels;
             planes[i].scale_type   = coding.n_levels ? uint32_t(coding.scale_type) : 0;
             planes[i].is_unrotated = coding.n_levels && live.n_rot ? coding.is_unrotated : 0;
-            rows.push_back(rows_of(components[i], cache, cells));
+            planes[i].first_token  = cells[components[i].part].first_token;
+            rows.push_back(rows_of(components[i], parts, cells));
         }
         cachegen_lcg3_options lcg3 = {};
         lcg3.struct_size           = sizeof(lcg3);
@@ -671,11 +744,11 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             stats->struct_size   = sizeof(*stats);
             stats->n_components  = uint32_t(components.size());
             stats->n_backends    = 1;
-            stats->n_cell_runs   = uint32_t(page_cell_runs(cells).size());
+            stats->n_cell_runs   = n_cell_runs(cells);
             stats->n_threads     = opts.n_threads;
             stats->n_tokens      = uint32_t(p1 - p0);
             stats->archive_bytes = *archive_bytes;
-            stats->native_bytes  = native_bytes(components, uint64_t(p1 - p0));
+            stats->native_bytes  = native_bytes(components, cells);
             stats->drain_ms      = drain_ms;
             stats->code_ms       = ms_since(t_start_us);
         }

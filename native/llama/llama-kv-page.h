@@ -72,6 +72,7 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_ERR_ARCHIVE        = 30, /* damaged, cut short, or made to do harm */
     LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT = 31, /* of a format, version or type this library does not read or write */
     LLAMA_KV_PAGE_ERR_NON_FINITE     = 32, /* the cache holds a NaN or an infinity, which only lossless coding keeps */
+    LLAMA_KV_PAGE_ERR_WINDOW         = 33, /* the archive lacks positions that a sliding window needs */
 
     /* this context cannot be paged, whatever the page */
     LLAMA_KV_PAGE_REFUSED_NO_MEMORY   = 40, /* the context has no memory (an encoder-only model) */

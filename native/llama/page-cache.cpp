@@ -40,15 +40,56 @@ template <typename Memory> bool is_exactly(const llama_memory_i & memory) {
 
 } // namespace
 
-llama_kv_cache & page_cache(llama_context * ctx) {
+namespace {
+
+llama_memory_t memory_of(llama_context * ctx) {
     if (!ctx) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "ctx is NULL");
     }
-
     llama_memory_t memory = ctx->get_memory();
     if (!memory) {
         page_fail(LLAMA_KV_PAGE_REFUSED_NO_MEMORY, "the context has no memory, so there is nothing to save or restore");
     }
+    return memory;
+}
+
+// what holds of every cache, whatever it is a part of
+void check_cache(llama_context * ctx, const llama_kv_cache & cache) {
+    if (llama_model_has_encoder(&ctx->get_model())) {
+        page_fail(LLAMA_KV_PAGE_REFUSED_ENCODER,
+                  "encoder-decoder model: a page would not hold the encoder's output its decoder attends to");
+    }
+    if (cache.page_is_shared()) {
+        page_fail(LLAMA_KV_PAGE_REFUSED_SHARED,
+                  "the cache shares its cells with the cache of another context; use that one");
+    }
+    if (cache.has_cell_ext()) {
+        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT, "cells carry more than a position (M-RoPE or n-gram embeddings)");
+    }
+}
+
+} // namespace
+
+std::vector<page_part> page_parts(llama_context * ctx) {
+    llama_memory_t         memory = memory_of(ctx);
+    std::vector<page_part> parts;
+    if (is_exactly<llama_kv_cache_iswa>(*memory)) {
+        auto & iswa = static_cast<llama_kv_cache_iswa &>(*memory);
+        parts       = { { iswa.get_base(), false }, { iswa.get_swa(), true } };
+    } else if (is_exactly<llama_kv_cache>(*memory)) {
+        auto & cache = static_cast<llama_kv_cache &>(*memory);
+        parts        = { { &cache, cache.page_is_windowed() } };
+    } else {
+        page_cache(ctx); // says why not
+    }
+    for (const auto & part : parts) {
+        check_cache(ctx, *part.cache);
+    }
+    return parts;
+}
+
+llama_kv_cache & page_cache(llama_context * ctx) {
+    llama_memory_t memory = memory_of(ctx);
 
     static const char * later = "this memory class cannot be paged by this version";
 
@@ -57,7 +98,8 @@ llama_kv_cache & page_cache(llama_context * ctx) {
             page_fail(status, "%s: %s", what, later);
         };
         if (is_exactly<llama_kv_cache_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_ISWA, "interleaved sliding-window cache");
+            page_fail(LLAMA_KV_PAGE_REFUSED_ISWA,
+                      "interleaved sliding-window cache: native pages do not hold it, archives do");
         }
         if (is_exactly<llama_memory_recurrent>(*memory)) {
             refuse(LLAMA_KV_PAGE_REFUSED_RECURRENT, "recurrent memory");
@@ -86,23 +128,11 @@ llama_kv_cache & page_cache(llama_context * ctx) {
         refuse(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory");
     }
 
-    if (llama_model_has_encoder(&ctx->get_model())) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_ENCODER,
-                  "encoder-decoder model: a page would not hold the encoder's output its decoder attends to");
-    }
-
     auto & cache = static_cast<llama_kv_cache &>(*memory);
-    if (cache.page_is_shared()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_SHARED,
-                  "the cache shares its cells with the cache of another context; use that one");
-    }
+    check_cache(ctx, cache);
     if (cache.page_is_windowed()) {
         page_fail(LLAMA_KV_PAGE_REFUSED_WINDOW, "the cache masks old positions by a window and reuses their cells");
     }
-    if (cache.has_cell_ext()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT, "cells carry more than a position (M-RoPE or n-gram embeddings)");
-    }
-
     return cache;
 }
 
@@ -165,7 +195,7 @@ const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_c
                   "; remove them or import into another sequence",
                   seq_id, pos_max, p0);
     }
-    if (p0 > pos_max + 1) {
+    if (p0 > pos_max + 1 && !cache.page_is_windowed()) {
         page_fail(LLAMA_KV_PAGE_ERR_GAP,
                   "sequence %" PRId32 " ends before position %" PRId32 ", the page begins at %" PRId32
                   "; import the pages before it first",
@@ -188,12 +218,17 @@ void page_release_cells(llama_context * ctx, llama_kv_cache & cache) {
     ctx->page_fence(false);
 }
 
-void page_commit_cells(llama_context * ctx, llama_kv_cache & cache) {
-    if (!cache.page_commit()) {
-        page_fail(
-            LLAMA_KV_PAGE_ERR_STALE,
-            "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page was "
-            "written");
+void page_commit_cells(llama_context * ctx, const std::vector<llama_kv_cache *> & caches) {
+    for (auto * cache : caches) {
+        if (!cache->page_prepare()) {
+            page_fail(
+                LLAMA_KV_PAGE_ERR_STALE,
+                "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page "
+                "was written");
+        }
+    }
+    for (auto * cache : caches) {
+        cache->page_commit();
     }
     ctx->page_fence(false);
 }

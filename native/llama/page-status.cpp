@@ -53,6 +53,7 @@ const char * llama_kv_page_status_name(int32_t status) {
         case LLAMA_KV_PAGE_ERR_ARCHIVE: return "ERR_ARCHIVE";
         case LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT: return "ERR_ARCHIVE_FORMAT";
         case LLAMA_KV_PAGE_ERR_NON_FINITE: return "ERR_NON_FINITE";
+        case LLAMA_KV_PAGE_ERR_WINDOW: return "ERR_WINDOW";
         case LLAMA_KV_PAGE_REFUSED_NO_MEMORY: return "REFUSED_NO_MEMORY";
         case LLAMA_KV_PAGE_REFUSED_ENCODER: return "REFUSED_ENCODER";
         case LLAMA_KV_PAGE_REFUSED_ISWA: return "REFUSED_ISWA";

@@ -143,7 +143,7 @@ class UnsupportedMemoryError(NativeError):
 
 
 class PageRangeError(NativeError):
-    """The positions are not in the sequence, or already are, or do not begin where it ends."""
+    """The positions are not in the sequence, already are, do not begin where it ends, or miss some of a window."""
 
 
 class NoCellsError(NativeError):
