@@ -12,6 +12,7 @@ import pytest
 from conftest import NATIVE_REPORTS, ROOT
 
 EXECUTABLES = {
+    "test-cachegen-archives",
     "test-codec-decoder",
     "test-codec-isa",
     "test-page-matrix",
@@ -57,6 +58,10 @@ def _ctest(build: Path, title: str) -> None:
     matrix = re.findall(r"^\d+: ((?:K +V is stored|\w+ +(?:transp\.|rows), |matrix:).*)$", result.stdout, re.MULTILINE)
     if title == "plain":
         NATIVE_REPORTS.append(("round trips of a page: type x layout x pool; head size 64 / 32", "\n".join(matrix)))
+        archives = re.findall(r"^\d+: ((?:archive|faults): .*)$", result.stdout, re.MULTILINE)
+        NATIVE_REPORTS.append(
+            ("archives into caches: type x layout x pool; allocations that failed", "\n".join(archives))
+        )
 
 
 def test_plain() -> None:
