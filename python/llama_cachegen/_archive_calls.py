@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _binding
@@ -123,30 +124,37 @@ class FileSink:
             OSError: the system refuses.
         """
         t_start = time.perf_counter()
-        at = self._begin + offset
-        while data:
-            n = os.pwrite(self._fd, data, at)
+        done = 0
+        while done < len(data):
+            n = os.pwrite(self._fd, data[done:], self._begin + offset + done)
             if n <= 0:
-                raise OSError("the system wrote nothing and gave no reason")
-            data = data[n:]
-            at += n
+                raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
+            done += n
         self.write_ms += (time.perf_counter() - t_start) * 1000
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+def _keep_error(_kind: Any, error: BaseException, traceback: Any) -> None:
+    """Keep what a callback raised for the caller.
+
+    No `try` inside of the callback can do this: Ctrl-C during a long native call is raised where Python next runs, at
+    the callback's very entry.
+    """
+    if traceback is not None:
+        call: _Call = ffi.from_handle(traceback.tb_frame.f_locals["user_data"])
+        call.error = error
+
+
+@ffi.def_extern(error=1, onerror=_keep_error)  # type: ignore[untyped-decorator]
 def py_cachegen_write(user_data: Any, offset: int, data: Any, n_bytes: int) -> int:
     """llama_cachegen_write_t: 0 to go on."""
     call: _Call = ffi.from_handle(user_data)
-    try:
-        assert call.sink is not None
-        call.sink.write(offset, memoryview(ffi.buffer(data, n_bytes)))
-    except BaseException as error:
-        call.error = error
-        return 1
+    assert call.sink is not None
+    with memoryview(ffi.buffer(data, n_bytes)) as piece:  # no longer than the call: the memory is the library's
+        call.sink.write(offset, piece)
     return 0
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=0, onerror=_keep_error)  # type: ignore[untyped-decorator]
 def py_cachegen_go_on(user_data: Any, _done_bytes: int, _total_bytes: int) -> int:
     """llama_cachegen_continue_t: 1 to go on."""
     call: _Call = ffi.from_handle(user_data)
@@ -155,7 +163,10 @@ def py_cachegen_go_on(user_data: Any, _done_bytes: int, _total_bytes: int) -> in
 
 @contextlib.contextmanager
 def import_options(n_threads: int, cancel: Cancel | None, sink: FileSink | None = None) -> Iterator[tuple[Any, Any]]:
-    """struct llama_cachegen_options and the user data that belongs to it. An error of the sink is raised at the end."""
+    """struct llama_cachegen_options and the user data that belongs to it.
+
+    An error of the sink or of `cancel`, KeyboardInterrupt too, is raised in place of the CancelledError it leads to.
+    """
     call = _Call(cancel, sink)
     handle = ffi.new_handle(call)
     options = _binding.new_struct("llama_cachegen_options")
@@ -168,6 +179,3 @@ def import_options(n_threads: int, cancel: Cancel | None, sink: FileSink | None 
         if call.error is not None:
             raise call.error from None
         raise
-
-
-Progress = Callable[[int, int], None]

@@ -5,20 +5,32 @@ The format is described in docs/formats/archive-page.md.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import blake3
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PageFileCorruptError, PageFileTruncatedError, PageFileVersionError
-from .page_file import check_positions, naming_corrupt, open_regular, read_at
+from .page_file import (
+    PageWriteStats,
+    check_positions,
+    naming_corrupt,
+    open_regular,
+    read_at,
+    write_page_file,
+)
 from .page_identity import ARCHIVE_FORMAT, MAX_IDENTITY_BYTES, PageIdentity, decode_identity, encode_identity
 
-__all__ = ["ARCHIVE_MAGIC", "ArchiveFile", "archive_offset_of", "encode_archive_prefix"]
+if TYPE_CHECKING:
+    from .codec import Archive
+
+__all__ = ["ARCHIVE_MAGIC", "ArchiveFile", "archive_offset_of", "encode_archive_prefix", "write_archive_file"]
 
 ARCHIVE_MAGIC = b"\x89LKA\r\n\x1a\n"
 FORMAT_VERSION = 1
@@ -41,8 +53,16 @@ def archive_offset_of(identity_bytes: int, n_tokens: int) -> int:
 def encode_archive_prefix(
     identity: PageIdentity, pos_begin: int, tokens: NDArray[np.int32], *, is_exact: bool, archive_bytes: int
 ) -> bytes:
-    """Everything of the file before the archive: header, identity, tokens, padding."""
-    identity_json = encode_identity(identity)
+    """Everything of the file before the archive: header, identity, tokens, padding.
+
+    Raises:
+        ValueError: the identity is not of format "lcg3/1" or too long, the positions are not possible, or the archive
+            has no bytes.
+    """
+    check_positions(pos_begin, len(tokens))
+    if archive_bytes < 1:
+        raise ValueError("an archive without bytes is not possible")
+    identity_json = encode_identity(identity, ARCHIVE_FORMAT)
     offset = archive_offset_of(len(identity_json), len(tokens))
     rest = identity_json.ljust(_align(HEADER.size + len(identity_json), 8) - HEADER.size, b"\0")
     rest = (rest + tokens.astype("<i4").tobytes()).ljust(offset - HEADER.size, b"\0")
@@ -61,6 +81,29 @@ def encode_archive_prefix(
         _RESERVED,
     )
     return HEADER.pack(*fields, _digest(HEADER.pack(*fields, bytes(_DIGEST_BYTES)), rest)) + rest
+
+
+def write_archive_file(
+    path: str | os.PathLike[str],
+    archive: bytes | memoryview,
+    *,
+    identity: PageIdentity,
+    pos_begin: int,
+    tokens: NDArray[np.int32],
+    is_exact: bool,
+) -> PageWriteStats:
+    """Write an archive page file. An older file of that name is replaced once the new one is on the disk.
+
+    Equal content gives equal bytes.
+
+    Raises:
+        ValueError: as `encode_archive_prefix`.
+        PageFileNotRegularError: the name is that of a directory, a FIFO, a device or a socket.
+        OSError: the file cannot be written; an older file is still there.
+    """
+    payload = memoryview(archive)
+    prefix = encode_archive_prefix(identity, pos_begin, tokens, is_exact=is_exact, archive_bytes=payload.nbytes)
+    return write_page_file(path, prefix, payload)
 
 
 def _digest(header: bytes, rest: bytes) -> bytes:
@@ -87,6 +130,7 @@ class ArchiveFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.fsdecode(path)
+        self._path = name
         fd = open_regular(name)
         try:
             self.n_file_bytes = os.fstat(fd).st_size
@@ -146,6 +190,8 @@ class ArchiveFile:
             if not 1 <= identity_bytes <= MAX_IDENTITY_BYTES:
                 raise ValueError(f"an identity of {identity_bytes} bytes is not possible")
             check_positions(self.pos_begin, n_tokens)
+            if archive_bytes == 0:
+                raise ValueError("an archive without bytes is not possible")
             if offset != archive_offset_of(identity_bytes, n_tokens) or offset + archive_bytes != file_bytes:
                 raise ValueError("the sections are not where their sizes put them")
         return offset, identity_bytes, abi_version, n_tokens, flags
@@ -166,12 +212,34 @@ class ArchiveFile:
         """Tokens of the page."""
         return len(self.tokens)
 
+    def check_archive(self, archive: Archive) -> None:
+        """Compare what the header says of the archive with the archive itself.
+
+        Args:
+            archive: the one in this file, opened.
+
+        Raises:
+            PageFileCorruptError: it has other tokens, or is lossy in a file that says it is not, or the reverse.
+            CodecError: as `Archive.planes`.
+        """
+        from .codec import Mode
+
+        with naming_corrupt(self._path):
+            if archive.info.n_tokens != self.n_tokens:
+                raise ValueError(f"the header says {self.n_tokens} tokens, the archive has {archive.info.n_tokens}")
+            is_exact = all(plane.mode is not Mode.LOSSY for plane in archive.planes)
+            if is_exact != self.is_exact:
+                words = {True: "lossless", False: "lossy"}
+                raise ValueError(f"the header says {words[self.is_exact]}, the archive is {words[is_exact]}")
+
     def close(self) -> None:
-        """Release the mapping. A second call does nothing."""
+        """Give the mapping back, now or with the last view of the archive. A second call does nothing."""
         archive, self._archive = self._archive, None
         if archive is not None:
-            archive.release()
-            self._mapping.close()
+            with contextlib.suppress(BufferError):
+                archive.release()
+            with contextlib.suppress(BufferError):
+                self._mapping.close()
 
     def __enter__(self) -> ArchiveFile:
         return self

@@ -27,6 +27,7 @@ __all__ = ["inspect", "transcode", "verify"]
 
 _COLOURS = {"K": "cyan", "V": "magenta", "AUX": "yellow"}
 _SECTIONS = {
+    "page": "header, identity and tokens",
     "metadata": "metadata (header, records, digests)",
     "tables": "probability tables",
     "exact_rows": "exact rows",
@@ -66,9 +67,13 @@ def _bits(value: float | None) -> str:
     return "no values" if value is None else f"{value:.2f} bits a value"
 
 
-def _print_page(facts: Mapping[str, Any]) -> None:
+def _print_identity(facts: Mapping[str, Any]) -> None:
     for key, value in facts["identity"].items():
         click.echo(f"{key}: {value}")
+
+
+def _print_page(facts: Mapping[str, Any]) -> None:
+    _print_identity(facts)
     click.echo(
         f"tokens: {facts['n_tokens']} from position {facts['pos_begin']}; payload: {facts['payload_bytes']} bytes"
     )
@@ -108,6 +113,13 @@ def _print_lcg3(facts: Mapping[str, Any]) -> None:
     click.echo(f"size: {_bits(facts['bits_per_value'])}, everything counted")
     _print_sections(facts)
     _print_layers(facts, "without exact rows, tables and metadata")
+
+
+def _print_archive_page(facts: Mapping[str, Any]) -> None:
+    _print_identity(facts)
+    click.echo(f"positions: {facts['pos_begin']} .. {facts['pos_begin'] + facts['n_tokens'] - 1}")
+    click.echo(f"archive: {_size(facts['archive_bytes'])}")
+    _print_lcg3(facts)
 
 
 def _print_lmcache(facts: Mapping[str, Any]) -> None:
@@ -172,6 +184,7 @@ def _coloured(text: str, kind: str) -> str:
 
 _PRINTERS: dict[FileKind, Callable[[Mapping[str, Any]], None]] = {
     FileKind.PAGE: _print_page,
+    FileKind.ARCHIVE_PAGE: _print_archive_page,
     FileKind.LCG3: _print_lcg3,
     FileKind.CKG1: _print_ckg1,
     FileKind.LCG2: _print_segment,
@@ -232,16 +245,31 @@ def verify(files: tuple[Path, ...], decode: bool, n_threads: int, as_json: bool)
 @click.option(
     "--like", type=click.Path(path_type=Path), help="write a page file with the tokens, identity and layout of this one"
 )
+@click.option("--bare", is_flag=True, help="write the archive alone, without tokens and identity")
 @click.option("--force", is_flag=True, help="replace OUT; keep a lossy archive's values under a lossless profile")
 @threads_option
 @json_option
 def transcode(
-    source: Path, target: Path, profile: str | None, like: Path | None, force: bool, n_threads: int, as_json: bool
+    source: Path,
+    target: Path,
+    profile: str | None,
+    like: Path | None,
+    bare: bool,
+    force: bool,
+    n_threads: int,
+    as_json: bool,
 ) -> None:
-    """Turn a page file into an archive, or an archive into one of another profile or into a page file."""
-    if profile is not None and like is not None:
-        raise click.UsageError("--profile and --like exclude each other: a page file has no profile.")
-    done = transcode_file(source, target, profile=profile, like=like, n_threads=n_threads, force=force)
+    """Turn a page file into an archive, or an archive into one of another profile or into a page file.
+
+    \b
+    IN                 without options           with --profile
+    page file          archive page, balanced    archive page
+    archive page file  page file, if lossless    archive page
+    LCG3 archive       needs --profile or --like LCG3 archive
+    """
+    if like is not None and (profile is not None or bare):
+        raise click.UsageError("--like excludes --profile and --bare: it makes a page file, which has no archive.")
+    done = transcode_file(source, target, profile=profile, like=like, bare=bare, n_threads=n_threads, force=force)
     if as_json:
         print_json(dataclasses.asdict(done))
         return

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from .archive_file import ArchiveFile
 from .codec import Archive, Plane
 from .codec.reference.ckg1 import decode_ckg1, read_ckg1
 from .codec.reference.lmcache import decode_symbols, payload_from_container
@@ -40,6 +41,10 @@ def check_file(path: str | os.PathLike[str], *, decode: bool = False, n_threads:
     if kind is FileKind.PAGE:
         with Page.open(path, verify=True):
             return "every digest"
+    if kind is FileKind.ARCHIVE_PAGE:
+        with ArchiveFile(path) as file, naming(path), Archive(file.archive) as archive:
+            file.check_archive(archive)
+            return _check_lcg3(archive, decode, n_threads)
     data = read_file(path)
     with naming(path):
         return _check_archive(kind, data, decode, n_threads)
@@ -48,11 +53,7 @@ def check_file(path: str | os.PathLike[str], *, decode: bool = False, n_threads:
 def _check_archive(kind: FileKind, data: bytes, decode: bool, n_threads: int) -> str:
     if kind is FileKind.LCG3:
         with Archive(data) as archive:
-            archive.verify(n_threads=n_threads)
-            if not decode:
-                return "every digest"
-            decode_to_scratch(archive, n_threads=n_threads)
-            return "every digest, every block decoded"
+            return _check_lcg3(archive, decode, n_threads)
     if kind is FileKind.CKG1:
         if not decode:
             read_ckg1(data)
@@ -70,6 +71,14 @@ def _check_archive(kind: FileKind, data: bytes, decode: bool, n_threads: int) ->
         return "structure; the format has no digests"
     decode_tile(data)
     return "structure, decoded; the format has no digests"
+
+
+def _check_lcg3(archive: Archive, decode: bool, n_threads: int) -> str:
+    archive.verify(n_threads=n_threads)
+    if not decode:
+        return "every digest"
+    decode_to_scratch(archive, n_threads=n_threads)
+    return "every digest, every block decoded"
 
 
 def decode_to_scratch(archive: Archive, *, n_threads: int = 1) -> None:

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from .archive_file import ARCHIVE_MAGIC
 from .codec.errors import CodecError
 from .errors import UnknownFileError
 from .page_file import MAGIC as PAGE_MAGIC
@@ -22,6 +23,7 @@ class FileKind(enum.Enum):
     """A format that this package reads. The value is its short name."""
 
     PAGE = "page"
+    ARCHIVE_PAGE = "archive-page"
     LCG3 = "lcg3"
     CKG1 = "ckg1"
     LCG2 = "lcg2"
@@ -36,6 +38,7 @@ class FileKind(enum.Enum):
 
 _TITLES = {
     FileKind.PAGE: "page file",
+    FileKind.ARCHIVE_PAGE: "archive page file",
     FileKind.LCG3: "LCG3 archive",
     FileKind.CKG1: "CKG1 archive",
     FileKind.LCG2: "LCG2 segment",
@@ -51,10 +54,11 @@ def kind_of_bytes(head: bytes) -> FileKind | None:
     """The format of a file that begins with these bytes, None if it is none of ours.
 
     A pickle of any protocol counts as LMCache's container, whose reader says what is wrong with others. A beginning of
-    a page file's magic counts as a page file cut short.
+    a page file's magic, or of an archive page file's, counts as such a file cut short.
     """
-    if head and head[: len(PAGE_MAGIC)] == PAGE_MAGIC[: len(head)]:
-        return FileKind.PAGE
+    for magic, kind in ((PAGE_MAGIC, FileKind.PAGE), (ARCHIVE_MAGIC, FileKind.ARCHIVE_PAGE)):
+        if head and head[: len(magic)] == magic[: len(head)]:
+            return kind
     if len(head) >= 2 and head[0] == _PICKLE and head[1] in _PICKLE_PROTOCOLS:
         return FileKind.LMCACHE
     return _MAGICS.get(head[:4])

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from .archive_file import ArchiveFile
 from .codec import Archive, Mode
 from .codec.reference.ckg1 import Ckg1Kind, read_ckg1
 from .codec.reference.lmcache import payload_from_container
@@ -34,6 +35,8 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     name = os.fsdecode(path)
     if kind is FileKind.PAGE:
         facts = _page(name)
+    elif kind is FileKind.ARCHIVE_PAGE:
+        facts = _archive_page(name)
     else:
         data = read_file(path)
         with naming(path):
@@ -76,6 +79,25 @@ def _page(path: str) -> dict[str, Any]:
 
 
 # archives
+
+
+def _archive_page(path: str) -> dict[str, Any]:
+    with ArchiveFile(path) as file:
+        with naming(path):
+            with Archive(file.archive) as archive:
+                file.check_archive(archive)
+            facts = _lcg3(bytes(file.archive))
+        n_before = file.n_file_bytes - len(file.archive)
+        return {
+            "file_bytes": file.n_file_bytes,
+            "identity": msgspec.to_builtins(file.identity),
+            "pos_begin": file.pos_begin,
+            "archive_bytes": len(file.archive),
+            **facts,
+            "ratio": facts["native_bytes"] / file.n_file_bytes,
+            "bits_per_value": bits(file.n_file_bytes, facts["n_values"]),
+            "bytes": {"page": n_before, **facts["bytes"]},
+        }
 
 
 def _layers(planes: Sequence[tuple[int, str, int, int]]) -> list[dict[str, Any]]:

@@ -306,8 +306,9 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[int], int]) -> P
     short_name = os.fsdecode(os.fsencode(name)[:200])
     temporary = os.path.join(directory, f".{short_name}.{secrets.token_hex(8)}.tmp")
     t_start = time.perf_counter()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = -1
     try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             file_bytes = write(fd)
             write_ms = ms_since(t_start)
@@ -317,8 +318,9 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[int], int]) -> P
             os.close(fd)
         os.replace(temporary, target)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if fd >= 0 or not isinstance(error, OSError):  # Ctrl-C may come after the file was made and before fd was set
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = target
         raise

@@ -18,6 +18,7 @@ __all__ = [
     "compare_identity",
     "decode_identity",
     "encode_identity",
+    "with_format",
 ]
 
 FORMAT = "native/1"
@@ -92,16 +93,19 @@ _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(PageIdentity, strict=True)
 
 
-def encode_identity(identity: PageIdentity) -> bytes:
+def with_format(identity: PageIdentity, name: str) -> PageIdentity:
+    """The same identity, of a file of another format."""
+    return msgspec.structs.replace(identity, format=name)
+
+
+def encode_identity(identity: PageIdentity, expected_format: str = FORMAT) -> bytes:
     """Canonical JSON: keys sorted, no blanks; equal identities give equal bytes.
 
     Raises:
-        ValueError: longer than 1 MiB, or not of the format this version writes.
+        ValueError: longer than 1 MiB, or not of the expected format.
     """
-    if identity.format not in (FORMAT, ARCHIVE_FORMAT):
-        raise ValueError(
-            f"a page of format {identity.format!r} cannot be made; this version makes {FORMAT!r} and {ARCHIVE_FORMAT!r}"
-        )
+    if identity.format != expected_format:
+        raise ValueError(f"a page of format {identity.format!r} cannot be made here; {expected_format!r} can")
     data = _encoder.encode(identity)
     if len(data) > MAX_IDENTITY_BYTES:
         raise ValueError(f"the identity takes {len(data)} bytes; at most {MAX_IDENTITY_BYTES} are possible")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -21,7 +22,7 @@ from .codec.profiles import Profile
 from .engine import Engine
 from .errors import ContextError, DecodeError, MissReason, PageMismatchError
 from .page import ComponentKind, Page, PageComponent
-from .page_file import open_regular
+from .page_file import MAGIC, open_regular
 from .page_identity import compare_identity
 from .receipts import FirstTokenTiming, Outcome, PrefillTiming, RestoreReceipt, SaveReceipt
 from .session_archives import restore_archive, save_archive
@@ -37,9 +38,23 @@ Progress = Callable[[int, int], None]
 def _is_archive(path: str | os.PathLike[str]) -> bool:
     fd = open_regular(os.fsdecode(path))
     try:
-        return os.pread(fd, len(ARCHIVE_MAGIC), 0) == ARCHIVE_MAGIC
+        head = os.pread(fd, len(ARCHIVE_MAGIC), 0)
     finally:
         os.close(fd)
+    # a file cut short within its magic counts too, unless it could be a page file as well
+    return ARCHIVE_MAGIC.startswith(head) and not MAGIC.startswith(head)
+
+
+def _token_row(tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[Any]:
+    """Tokens as they were given; nothing is wrapped or rounded.
+
+    Raises:
+        ContextError: not one row of integers.
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ContextError(f"tokens must be one row of integers, not {array.dtype} of shape {array.shape}")
+    return array
 
 
 def component_types(components: Sequence[PageComponent]) -> dict[str, str]:
@@ -92,8 +107,28 @@ class Session:
 
     def _truncate(self, n_tokens: int) -> None:
         """Make the sequence hold exactly the first n_tokens tokens."""
-        llama.llama_memory_seq_rm(self.engine._memory, self.seq_id, n_tokens, -1)
-        del self._tokens[n_tokens:]
+        try:
+            llama.llama_memory_seq_rm(self.engine._memory, self.seq_id, n_tokens, -1)
+        finally:  # Ctrl-C during the call is raised after it
+            del self._tokens[n_tokens:]
+            self._logits = None
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[None]:
+        """If what happens inside fails, make the sequence hold what it held, whatever had been appended."""
+        n_before, logits = self.n_tokens, self._logits
+        try:
+            yield
+        except BaseException:
+            if self.pos_max != n_before - 1:
+                self._truncate(n_before)
+            del self._tokens[n_before:]
+            self._logits = logits
+            raise
+
+    def _append(self, tokens: NDArray[np.int32]) -> None:
+        """Note tokens that llama.cpp now holds."""
+        self._tokens.extend(int(token) for token in tokens)
         self._logits = None
 
     def clear(self) -> None:
@@ -161,9 +196,7 @@ class Session:
             DecodeError: llama.cpp failed.
         """
         self._check_open()
-        array = np.asarray(tokens)
-        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise ContextError(f"tokens must be one row of integers, not {array.dtype} of shape {array.shape}")
+        array = _token_row(tokens)
         if array.size and (int(array.min()) < 0 or int(array.max()) >= self.engine.n_vocab):
             raise ContextError(f"token ids must be in 0 .. {self.engine.n_vocab - 1}")
         if self.n_tokens + array.size > self.engine.n_ctx_seq:
@@ -290,21 +323,24 @@ class Session:
         stats = _binding.new_struct("llama_kv_page_stats")
         source = ffi.from_buffer(page.payload)
         compare_ms = ms_since(t_start)
-        status = lib.llama_kv_page_import(
-            self.engine._native_ctx,
-            self.seq_id,
-            page.pos_begin,
-            records,
-            len(page.components),
-            source,
-            page.payload.nbytes,
-            options,
-            stats,
-        )
-        ffi.release(source)
-        _binding.check(status)
-        self._tokens.extend(int(token) for token in page.tokens)
-        self._logits = None
+        try:
+            with self._appending():
+                _binding.check(
+                    lib.llama_kv_page_import(
+                        self.engine._native_ctx,
+                        self.seq_id,
+                        page.pos_begin,
+                        records,
+                        len(page.components),
+                        source,
+                        page.payload.nbytes,
+                        options,
+                        stats,
+                    )
+                )
+                self._append(page.tokens)
+        finally:
+            ffi.release(source)
         return RestoreReceipt(
             outcome=Outcome.RESTORED,
             reason=None,
@@ -343,6 +379,7 @@ class Session:
 
         Raises:
             ContextError: the sequence is empty.
+            ValueError: there is no profile of that name.
             UnsupportedMemoryError: this model's memory cannot be paged, or its backend has no encoder for a type.
             NonFiniteError: the cache holds a NaN or an infinity, which a lossy profile cannot keep.
             CancelledError: `cancel` was set; no file was written.
@@ -389,6 +426,7 @@ class Session:
             A receipt: restored, or a miss with its reason. A miss leaves the session as it was.
 
         Raises:
+            ContextError: the prompt is not one row of integers.
             PageFileError: the file is missing, damaged, or no page file.
             PageRangeError, NoCellsError, PageDigestError, UnsupportedMemoryError: as `import_page`.
             ArchiveImportError: the archive is damaged, or of a format this version does not read.
@@ -396,32 +434,23 @@ class Session:
         """
         self._check_open()
         t_start = time.perf_counter()
+        prompt = None if tokens is None else _token_row(tokens)
         if _is_archive(path):
-            prompt = None if tokens is None else np.asarray(tokens, dtype=np.int32)
             with ArchiveFile(path) as file:
                 open_ms = ms_since(t_start)
-                try:
-                    receipt = restore_archive(self, file, prompt, n_threads, cancel)
-                except PageMismatchError as miss:
-                    return RestoreReceipt.miss(
-                        miss.reason,
-                        miss.detail,
-                        open_ms=open_ms,
-                        total_ms=ms_since(t_start),
-                        archive=file.identity.format,
-                    )
+                receipt = restore_archive(self, file, prompt, n_threads, cancel)
             return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
         with Page.open(path) as page:
             open_ms = ms_since(t_start)
             try:
-                if tokens is not None:
-                    self._compare_tokens(page, np.asarray(tokens, dtype=np.int32))
+                if prompt is not None:
+                    self._compare_tokens(page, prompt)
                 receipt = self.import_page(page, n_threads=n_threads)
             except PageMismatchError as miss:
                 return RestoreReceipt.miss(miss.reason, miss.detail, open_ms=open_ms, total_ms=ms_since(t_start))
         return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
 
-    def _compare_tokens(self, page: Page, prompt: NDArray[np.int32]) -> None:
+    def _compare_tokens(self, page: Page, prompt: NDArray[Any]) -> None:
         begin, end = page.pos_begin, page.pos_begin + page.n_tokens
         if end > len(prompt):
             raise PageMismatchError(

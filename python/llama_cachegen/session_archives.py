@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,12 @@ from ._archive_calls import Cancel, FileSink, component_capabilities, import_opt
 from ._binding import ffi, lib
 from ._timing import ms_since
 from .archive_file import ArchiveFile, archive_offset_of, encode_archive_prefix
+from .codec.archive import Archive
+from .codec.errors import CodecError
 from .codec.profiles import Profile, get_profile
 from .errors import ContextError, MissReason, PageMismatchError
 from .page_file import PageComponent, replace_file
-from .page_identity import ARCHIVE_FORMAT, compare_identity, encode_identity
+from .page_identity import ARCHIVE_FORMAT, compare_identity, encode_identity, with_format
 from .receipts import Outcome, RestoreReceipt, SaveReceipt
 
 if TYPE_CHECKING:
@@ -53,9 +57,9 @@ def save_archive(
         raise ContextError("an empty sequence cannot be saved; prefill first")
     components = _components(session, n_tokens)
     native, codings = native_profile(one, components)
-    identity = session_identity(session)
+    identity = with_format(session.engine.identity, ARCHIVE_FORMAT)
     tokens = session.tokens
-    offset = archive_offset_of(len(encode_identity(identity)), n_tokens)
+    offset = archive_offset_of(len(encode_identity(identity, ARCHIVE_FORMAT)), n_tokens)
     archive_bytes = ffi.new("uint64_t *")
     stats = _binding.new_struct("llama_cachegen_stats")
     timing: dict[str, float] = {}
@@ -105,21 +109,32 @@ def save_archive(
     )
 
 
-def session_identity(session: Session) -> Any:
-    """The identity of an archive of this session."""
-    import msgspec
-
-    return msgspec.structs.replace(session.engine.identity, format=ARCHIVE_FORMAT)
-
-
 def restore_archive(
     session: Session,
     file: ArchiveFile,
-    prompt: NDArray[np.int32] | None,
+    prompt: NDArray[Any] | None,
     n_threads: int,
     cancel: Cancel | None,
 ) -> RestoreReceipt:
     """See `Session.restore`. The tokens restored are those of the file, or the part of them that the prompt has."""
+    t_start = time.perf_counter()
+    try:
+        return _restore(session, file, prompt, n_threads, cancel)
+    except PageMismatchError as miss:
+        receipt = RestoreReceipt.miss(
+            miss.reason, miss.detail, open_ms=0.0, total_ms=ms_since(t_start), archive=ARCHIVE_FORMAT
+        )
+        return dataclasses.replace(receipt, profile=_profile_name(file), is_exact=file.is_exact)
+
+
+def _restore(
+    session: Session,
+    file: ArchiveFile,
+    prompt: NDArray[Any] | None,
+    n_threads: int,
+    cancel: Cancel | None,
+) -> RestoreReceipt:
+    """The same; a miss is a PageMismatchError."""
     from .session import component_types
 
     t_start = time.perf_counter()
@@ -127,12 +142,14 @@ def restore_archive(
     n_tokens = file.n_tokens
     if prompt is not None:
         n_tokens = _common_tokens(file, prompt)
+    with contextlib.suppress(CodecError), Archive(file.archive) as archive:  # the import says what is wrong with it
+        file.check_archive(archive)
     components = _components(session, n_tokens)
     compare_ms = ms_since(t_start)
     stats = _binding.new_struct("llama_cachegen_stats")
     source = ffi.from_buffer(file.archive)
     try:
-        with import_options(n_threads, cancel) as (options, _handle):
+        with session._appending(), import_options(n_threads, cancel) as (options, _handle):
             _binding.check(
                 lib.llama_cachegen_import_archive(
                     session.engine._native_ctx,
@@ -146,13 +163,12 @@ def restore_archive(
                     stats,
                 )
             )
+            session._append(file.tokens[:n_tokens])
     finally:
         ffi.release(source)
-    session._tokens.extend(int(token) for token in file.tokens[:n_tokens])
-    session._logits = None
     detail = f"{n_tokens} tokens restored at positions {file.pos_begin} .. {session.n_tokens - 1}"
     if n_tokens < file.n_tokens:
-        detail += f"; the file has {file.n_tokens}, the prompt differs after these"
+        detail += f"; the file has {file.n_tokens}, the prompt has no more of them"
     return RestoreReceipt(
         outcome=Outcome.RESTORED,
         reason=None,
@@ -175,7 +191,7 @@ def restore_archive(
     )
 
 
-def _common_tokens(file: ArchiveFile, prompt: NDArray[np.int32]) -> int:
+def _common_tokens(file: ArchiveFile, prompt: NDArray[Any]) -> int:
     """How many of the file's tokens, from its first one on, come next in the prompt.
 
     Raises:
@@ -185,16 +201,24 @@ def _common_tokens(file: ArchiveFile, prompt: NDArray[np.int32]) -> int:
     differs = np.flatnonzero(wanted != file.tokens[: len(wanted)])
     n_tokens = int(differs[0]) if differs.size else len(wanted)
     if n_tokens == 0:
-        expected = int(wanted[0]) if len(wanted) else None
+        actual = int(file.tokens[0])
+        if not len(wanted):
+            raise PageMismatchError(
+                MissReason.TOKENS,
+                f"the archive begins at position {file.pos_begin}, the prompt has {len(prompt)} tokens",
+                actual=actual,
+            )
+        expected = int(wanted[0])
         raise PageMismatchError(
             MissReason.TOKENS,
-            f"token {file.pos_begin} is {int(file.tokens[0])} in the archive and {expected} in the prompt",
+            f"token {file.pos_begin} is {actual} in the archive and {expected} in the prompt",
             expected=expected,
-            actual=int(file.tokens[0]),
+            actual=actual,
         )
     return n_tokens
 
 
 def _profile_name(file: ArchiveFile) -> str:
     # bytes 48 .. 63 of an LCG3 header
-    return bytes(file.archive[48:64]).rstrip(b"\0").decode("ascii", "replace")
+    name = bytes(file.archive[48:64]).rstrip(b"\0").decode("latin-1")
+    return name if name.isascii() and name.isprintable() else ""

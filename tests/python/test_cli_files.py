@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
 from click.testing import CliRunner, Result
 from codec_cases import kv_like, native_rows, random_planes
 from llama_cachegen import codec, file_checks
+from llama_cachegen.archive_file import ARCHIVE_MAGIC, ArchiveFile, write_archive_file
 from llama_cachegen.cli import cli
 from llama_cachegen.codec import Archive, Kind, Mode, Plane
 from llama_cachegen.codec.reference.ckg1 import Ckg1Kind, Ckg1Part, encode_ckg1
@@ -28,12 +30,13 @@ from llama_cachegen.ggml_types import GgmlType
 from llama_cachegen.layer_bars import bar, layer_lines
 from llama_cachegen.page import ComponentKind, Page, PageComponent
 from llama_cachegen.page_file import MAGIC as PAGE_MAGIC
+from llama_cachegen.page_identity import ARCHIVE_FORMAT, with_format
 from test_page_file import IDENTITY, UNKNOWN_TYPE
 from test_page_file import make_page as random_page
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "lmcache"
 N_TOKENS = 70
-NAMES = ["page", "lcg3", "exact", "ckg1", "lcg1", "lcg2", "lmcache"]
+NAMES = ["page", "archive-page", "lcg3", "exact", "ckg1", "lcg1", "lcg2", "lmcache"]
 
 
 def make_page(seed: int = 0, n_tokens: int = N_TOKENS, n_layers: int = 3, n_channels: int = 64) -> Page:
@@ -68,6 +71,18 @@ def make_page(seed: int = 0, n_tokens: int = N_TOKENS, n_layers: int = 3, n_chan
     )
 
 
+def write_archive_page(path: Path, page: Page, profile: str) -> Path:
+    write_archive_file(
+        path,
+        codec.encode_page(page, profile),
+        identity=with_format(page.identity, ARCHIVE_FORMAT),
+        pos_begin=page.pos_begin,
+        tokens=page.tokens,
+        is_exact=profile == "exact",
+    )
+    return path
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A file of every format."""
@@ -75,9 +90,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     page_path = tmp_path_factory.mktemp("made") / "a.page"
     page = make_page()
     page.write(page_path)
+    archive_path = page_path.with_suffix(".archive")
+    write_archive_page(archive_path, page, "balanced")
     values = kv_like(rng, 40, 32)
     return {
         "page": page_path.read_bytes(),
+        "archive-page": archive_path.read_bytes(),
         "lcg3": codec.encode(random_planes(2, N_TOKENS), "balanced"),
         "exact": codec.encode(random_planes(2, N_TOKENS), "exact"),
         "ckg1": encode_ckg1(
@@ -135,6 +153,8 @@ def test_kinds(files: dict[str, Path]) -> None:
         assert kind_of(path).value == ("lcg3" if name == "exact" else name)
     assert kind_of_bytes(b"") is None and kind_of_bytes(b"LCG") is None and kind_of_bytes(b"lcg3") is None
     assert kind_of_bytes(PAGE_MAGIC[:3]) is FileKind.PAGE
+    assert kind_of_bytes(ARCHIVE_MAGIC[:4]) is kind_of_bytes(ARCHIVE_MAGIC + b"x") is FileKind.ARCHIVE_PAGE
+    assert kind_of_bytes(b"\x89LKB") is None and kind_of_bytes(ARCHIVE_MAGIC[:7] + b"x") is None
     assert kind_of_bytes(b"\x80\x09") is None and kind_of_bytes(b"\x80\x02") is FileKind.LMCACHE
     assert len({kind.title for kind in FileKind}) == len(FileKind)
 
@@ -189,6 +209,37 @@ def test_inspect_page(files: dict[str, Path], made: dict[str, bytes]) -> None:
     assert [row["type"] for row in report["components"]] == ["f16", "q8_0"] * 2 + ["f16", "f16"]
     text = run("inspect", files["page"]).stdout
     assert "format: page file" in text and "transposed" in text
+
+
+@pytest.mark.parametrize("profile", ["balanced", "exact"])
+def test_inspect_archive_page(profile: str, tmp_path: Path) -> None:
+    path = write_archive_page(tmp_path / "a", make_page(), profile)
+    report = run_json("inspect", path)
+    assert report["kind"] == "archive-page" and report["file_bytes"] == path.stat().st_size
+    assert report["identity"]["model_name"] == "tiny.gguf" and report["identity"]["format"] == "lcg3/1"
+    assert report["n_tokens"] == N_TOKENS and report["pos_begin"] == 0
+    assert report["profile"] == profile and report["is_exact"] == (profile == "exact")
+    assert sum(report["bytes"].values()) == report["file_bytes"] == report["archive_bytes"] + report["bytes"]["page"]
+    assert report["bits_per_value"] == 8 * report["file_bytes"] / report["n_values"]
+    assert report["native_bytes"] == sum(component.n_bytes for component in make_page().components)
+
+    bare = tmp_path / "bare"
+    assert run("transcode", path, bare, "--bare").exit_code == 0
+    of_archive = run_json("inspect", bare)
+    for key in ("planes", "layers", "n_blocks", "n_sets", "native_bytes", "n_exact_tokens"):
+        assert report[key] == of_archive[key]
+
+    text = run("inspect", path).stdout
+    for words in (
+        "format: archive page file",
+        "model_name: tiny.gguf",
+        "format: lcg3/1",
+        "positions: 0 .. 69",
+        f"profile: {profile}, {'lossless' if profile == 'exact' else 'lossy'}",
+        "header, identity and tokens",
+        "layer by layer",
+    ):
+        assert words in text
 
 
 @pytest.mark.parametrize("name", ["lcg3", "exact"])
@@ -316,7 +367,7 @@ def test_verify(decode: bool, files: dict[str, Path]) -> None:
     assert all(row["ok"] and row["checked"] and row["error"] is None for row in report.values())
 
 
-@pytest.mark.parametrize("name", ["page", "lcg3", "exact"])
+@pytest.mark.parametrize("name", ["page", "archive-page", "lcg3", "exact"])
 def test_verify_finds_damage(name: str, files: dict[str, Path], made: dict[str, bytes]) -> None:
     damaged = bytearray(made[name])
     damaged[-40 if name != "page" else -1] ^= 1
@@ -326,6 +377,28 @@ def test_verify_finds_damage(name: str, files: dict[str, Path], made: dict[str, 
     lines = result.stdout.splitlines()
     assert lines[0].endswith(": ok") and lines[2].endswith(": ok")
     assert str(files[name]) in lines[1] and not lines[1].endswith("ok")
+
+
+def test_verify_finds_damage_anywhere_in_an_archive_page(files: dict[str, Path], made: dict[str, bytes]) -> None:
+    path, data = files["archive-page"], made["archive-page"]
+    for offset in [*range(0, 1200, 101), *range(4096, len(data), 997), len(data) - 1]:
+        path.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
+        report = run_json("verify", path)[str(path)]
+        assert not report["ok"] and str(path) in report["error"], offset
+
+
+def test_an_archive_page_that_contradicts_its_archive(tmp_path: Path) -> None:
+    page = make_page()
+    archive = codec.encode_page(page, "balanced")
+    identity = with_format(page.identity, ARCHIVE_FORMAT)
+    path = tmp_path / "a"
+    for tokens, is_exact, words in ((page.tokens, True, "lossless"), (page.tokens[:-1], False, "69 tokens")):
+        write_archive_file(path, archive, identity=identity, pos_begin=0, tokens=tokens, is_exact=is_exact)
+        for arguments in (["inspect", path], ["transcode", path, tmp_path / "out", "--profile", "fine"]):
+            assert words in fails(*arguments)
+        report = run_json("verify", path)[str(path)]
+        assert words in report["error"] and str(path) in report["error"] and report["kind"] == "archive-page"
+    assert entries(tmp_path) == {"a"}
 
 
 def test_verify_needs_decode_for_streams(files: dict[str, Path], made: dict[str, bytes]) -> None:
@@ -366,7 +439,7 @@ def test_decode_in_small_scratch(files: dict[str, Path], monkeypatch: pytest.Mon
 @pytest.mark.parametrize("profile", list(codec.PROFILES))
 def test_page_to_archive_and_back(profile: str, files: dict[str, Path], tmp_path: Path) -> None:
     archive, back = tmp_path / "a.lcg3", tmp_path / "back.page"
-    report = run_json("transcode", files["page"], archive, "--profile", profile, "--threads", 2)
+    report = run_json("transcode", files["page"], archive, "--bare", "--profile", profile, "--threads", 2)
     with Page.open(files["page"]) as page:
         assert archive.read_bytes() == codec.encode_page(page, profile)
     assert (report["source_kind"], report["target_kind"], report["profile"]) == ("page", "lcg3", profile)
@@ -382,12 +455,153 @@ def test_page_to_archive_and_back(profile: str, files: dict[str, Path], tmp_path
 
 
 def test_default_profile_and_text(files: dict[str, Path], tmp_path: Path) -> None:
-    result = run("transcode", files["page"], tmp_path / "a.lcg3")
-    assert result.exit_code == 0
-    for words in ("page file", "LCG3 archive, profile balanced", "ratio ", "bits a value", " s writing"):
-        assert words in result.stdout
-    assert result.stderr.startswith("note: ")
-    assert (tmp_path / "a.lcg3").stat().st_mode & 0o777 == 0o600
+    for out, options, made in (("a", [], "archive page file"), ("a.lcg3", ["--bare"], "LCG3 archive")):
+        result = run("transcode", files["page"], tmp_path / out, *options)
+        assert result.exit_code == 0
+        for words in ("page file", f"{made}, profile balanced", "ratio ", "bits a value", " s writing"):
+            assert words in result.stdout
+        assert result.stderr.startswith("note: ") if options else result.stderr == ""
+        assert (tmp_path / out).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("profile", list(codec.PROFILES))
+def test_page_to_archive_page(profile: str, files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    report = run_json("transcode", files["page"], out, "--profile", profile, "--threads", 2)
+    assert (report["source_kind"], report["target_kind"], report["profile"]) == ("page", "archive-page", profile)
+    assert report["target_bytes"] == out.stat().st_size and report["notes"] == []
+    assert out.read_bytes() == write_archive_page(tmp_path / "b", make_page(), profile).read_bytes()
+    assert run("verify", "--decode", out).exit_code == 0
+    with Page.open(files["page"]) as page, ArchiveFile(out) as file:
+        assert file.identity == with_format(page.identity, ARCHIVE_FORMAT) and file.pos_begin == page.pos_begin
+        assert file.tokens.tolist() == page.tokens.tolist() and file.is_exact == (profile == "exact")
+
+
+def test_archive_page_to_another_profile(tmp_path: Path) -> None:
+    page = make_page()
+    exact, out = write_archive_page(tmp_path / "exact", page, "exact"), tmp_path / "out"
+    report = run_json("transcode", exact, out, "--profile", "fine")
+    assert (report["source_kind"], report["target_kind"]) == ("archive-page", "archive-page")
+    assert out.read_bytes() == write_archive_page(tmp_path / "expected", page, "fine").read_bytes()
+    assert run("transcode", exact, out, "--profile", "fine", "--bare", "--force").exit_code == 0
+    assert out.read_bytes() == codec.encode_page(page, "fine")
+
+    fine = tmp_path / "expected"
+    result = run("transcode", fine, out, "--profile", "balanced", "--force")
+    assert result.exit_code == 0 and "errors add up" in result.stderr
+    with ArchiveFile(out) as file, Archive(file.archive) as archive:
+        file.check_archive(archive)
+        assert archive.info.profile == "balanced" and file.tokens.tolist() == list(range(N_TOKENS))
+    out.unlink()
+    assert "lossy" in fails("transcode", fine, out, "--profile", "exact") and not out.exists()
+    assert run("transcode", fine, out, "--profile", "exact", "--force").exit_code == 0
+    with ArchiveFile(out) as file, Archive(file.archive) as archive:
+        file.check_archive(archive)
+        assert file.is_exact
+
+
+@pytest.mark.parametrize("profile", ["balanced", "exact"])
+def test_the_archive_alone(profile: str, tmp_path: Path) -> None:
+    path, out = write_archive_page(tmp_path / "a", make_page(), profile), tmp_path / "out"
+    report = run_json("transcode", path, out, "--bare")
+    assert (report["target_kind"], report["profile"]) == ("lcg3", profile) and len(report["notes"]) == 1
+    assert out.read_bytes() == codec.encode_page(make_page(), profile)
+    assert report["n_values"] == 6 * N_TOKENS * 64 and report["n_tokens"] == N_TOKENS
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert str(path) in fails("transcode", path, out, "--bare", "--force")
+
+
+def test_exact_archive_page_to_page(tmp_path: Path) -> None:
+    page, out = make_page(), tmp_path / "out"
+    path = write_archive_page(tmp_path / "a", page, "exact")
+    report = run_json("transcode", path, out, "--threads", 2)
+    assert (report["source_kind"], report["target_kind"], report["profile"]) == ("archive-page", "page", None)
+    with Page.open(out, verify=True) as made:
+        assert made.identity == page.identity and made.tokens.tolist() == page.tokens.tolist()
+        assert made.pos_begin == page.pos_begin and not any(c.transposed for c in made.components)
+        for i, (a, b) in enumerate(zip(made.components, page.components, strict=True)):
+            same = dataclasses.replace(b, transposed=False, offset=a.offset, xxh3=a.xxh3)
+            assert a == same and b.transposed == (i == 5)
+            expected = page.numpy(i).T if b.transposed else page.numpy(i)
+            np.testing.assert_array_equal(made.numpy(i).view("u1"), np.ascontiguousarray(expected).view("u1"))
+    # with the page, its layout too
+    page.write(tmp_path / "like")
+    assert run("transcode", path, out, "--like", tmp_path / "like", "--force").exit_code == 0
+    assert out.read_bytes() == (tmp_path / "like").read_bytes()
+
+
+def test_page_in_rows_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    specs = [
+        (layer, kind, int(number), False, 2)
+        for layer, number in enumerate((GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.Q4_0))
+        for kind in ComponentKind
+    ]
+    page = random_page(specs, list(range(-5, 36)), pos_begin=1000)
+    # rotations have to divide the channels
+    components = [dataclasses.replace(c, n_rot=c.n_channels if c.n_rot else 0) for c in page.components]
+    page = Page(
+        identity=page.identity,
+        pos_begin=page.pos_begin,
+        tokens=page.tokens,
+        components=components,
+        payload=bytes(page.payload),
+    )
+    source, archive, back = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    page.write(source)
+    assert run("transcode", source, archive, "--profile", "exact").exit_code == 0
+    assert run("transcode", archive, back).exit_code == 0
+    assert back.read_bytes() == source.read_bytes()
+
+
+def test_archive_pages_that_become_no_page(files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    message = fails("transcode", files["archive-page"], out)
+    for words in ("lossy (profile balanced)", "--profile", "--bare", str(files["archive-page"])):
+        assert words in message
+    assert "pass for exact" in fails("transcode", files["archive-page"], out, "--like", files["page"])
+
+    page = make_page()
+    exact, like = write_archive_page(tmp_path / "exact", page, "exact"), tmp_path / "like"
+    for identity, tokens, pos_begin, words in (
+        (msgspec.structs.replace(IDENTITY, namespace="other"), page.tokens, 0, "identity"),
+        (page.identity, np.roll(page.tokens, 1), 0, "tokens"),
+        (page.identity, page.tokens, 1, "positions"),
+    ):
+        Page(
+            identity=identity,
+            pos_begin=pos_begin,
+            tokens=tokens,
+            components=page.components,
+            payload=bytes(page.payload),
+        ).write(like)
+        assert words in fails("transcode", exact, out, "--like", like)
+
+    planes = random_planes(1, 3, types=[GgmlType.F16])
+    aux = dataclasses.replace(planes[0], kind=Kind.AUX)
+    later = dataclasses.replace(planes[0], data=planes[0].data[1:], first_token=1)
+    for odd, words in (([aux, planes[1]], "auxiliary"), ([later, planes[1]], "tokens before 1")):
+        write_archive_file(
+            exact,
+            codec.encode(odd, "exact"),
+            identity=with_format(IDENTITY, ARCHIVE_FORMAT),
+            pos_begin=0,
+            tokens=page.tokens[:3],
+            is_exact=True,
+        )
+        assert words in fails("transcode", exact, out)
+    twice = [planes[0], planes[0]]
+    write_archive_file(
+        exact,
+        codec.encode(twice, "exact"),
+        identity=with_format(IDENTITY, ARCHIVE_FORMAT),
+        pos_begin=0,
+        tokens=page.tokens[:3],
+        is_exact=True,
+    )
+    assert "twice" in fails("transcode", exact, out)
+    assert not out.exists()
 
 
 def test_archive_to_archive(files: dict[str, Path], made: dict[str, bytes], tmp_path: Path) -> None:
@@ -428,14 +642,20 @@ def test_wrong_calls(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "--profile" in fails("transcode", files["lcg3"], out)
     assert "already" in fails("transcode", files["page"], out, "--like", files["page"])
-    for options in (["--profile", "fine", "--like", files["page"]], ["--profile", "nonesuch"], ["--threads", "0"]):
+    assert "--profile" in fails("transcode", files["lcg3"], out, "--bare")
+    for options in (
+        ["--profile", "fine", "--like", files["page"]],
+        ["--bare", "--like", files["page"]],
+        ["--profile", "nonesuch"],
+        ["--threads", "0"],
+    ):
         assert run("transcode", files["lcg3"], out, *options).exit_code == 2
     assert not out.exists()
 
 
 def test_lossy_archive_never_becomes_a_page(files: dict[str, Path], tmp_path: Path) -> None:
     archive, out = tmp_path / "archive", tmp_path / "out"
-    assert run("transcode", files["page"], archive, "--profile", "fine").exit_code == 0
+    assert run("transcode", files["page"], archive, "--bare", "--profile", "fine").exit_code == 0
     message = fails("transcode", archive, out, "--like", files["page"], "--force")
     assert "lossy (profile fine)" in message and "pass for exact" in message and not out.exists()
 
@@ -443,7 +663,7 @@ def test_lossy_archive_never_becomes_a_page(files: dict[str, Path], tmp_path: Pa
 def test_like_another_page(files: dict[str, Path], tmp_path: Path) -> None:
     out, like = tmp_path / "out", tmp_path / "like"
     archive = tmp_path / "archive"
-    assert run("transcode", files["page"], archive, "--profile", "exact").exit_code == 0
+    assert run("transcode", files["page"], archive, "--bare", "--profile", "exact").exit_code == 0
     for page, words in (
         (make_page(n_tokens=9), "9"),
         (make_page(n_layers=2), "4 components"),
@@ -460,7 +680,7 @@ def test_existing_output(files: dict[str, Path], made: dict[str, bytes], tmp_pat
     out = tmp_path / "out"
     out.write_bytes(b"precious")
     assert "--force" in fails("transcode", files["page"], out) and out.read_bytes() == b"precious"
-    assert run("transcode", files["page"], out, "--force").exit_code == 0 and out.read_bytes()[:4] == b"LCG3"
+    assert run("transcode", files["page"], out, "--force").exit_code == 0 and out.read_bytes()[:8] == ARCHIVE_MAGIC
 
     dangling = tmp_path / "dangling"
     dangling.symlink_to(tmp_path / "nowhere")
