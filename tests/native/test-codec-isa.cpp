@@ -1,10 +1,13 @@
-// Every instruction set of this processor against the scalar code, bit by bit: typed stores both ways, LCG3 archives,
-// and what they decode to.
+// Every instruction set of this processor against the scalar code, bit by bit: typed stores both ways, archives of
+// every format, and what they decode to. At the end it prints what it compared, and a digest of all that the scalar
+// code made.
 #include "cachegen.h"
 #include "harness.h"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <numeric>
 
 namespace {
@@ -61,18 +64,67 @@ std::vector<instruction_set> available_sets() {
     return sets;
 }
 
-// make() with every set gives what it gives without one
-template <typename Make> auto same_with_every_set(const Make & make) {
+// What a comparison says something about: a tile or plane of this format, made from or into this type and layout.
+struct cell {
+    const char * format;
+    uint32_t     type;
+    bool         is_transposed;
+};
+
+// "format,set,type,layout" -> how often that set gave the scalar code's bits
+std::map<std::string, uint64_t> & n_equal() {
+    static std::map<std::string, uint64_t> all;
+    return all;
+}
+
+// of everything that the scalar code made: the same on every processor
+uint64_t & digest() {
+    static uint64_t value = 0;
+    return value;
+}
+
+float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+// FNV-1a, of words, each mixed downwards as well
+void add_to_digest(const bytes & made) {
+    for (size_t at = 0; at < made.size(); at += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        memcpy(&word, &made[at], std::min(sizeof(word), made.size() - at));
+        digest() = (digest() ^ word) * 0x100000001b3u;
+        digest() ^= digest() >> 29;
+    }
+}
+
+void add_to_digest(std::vector<float> made) {
+    for (float & x : made) {
+        x = std::isnan(x) ? from_bits(0x7fc00000) : x; // infinity times 0 has another sign on another processor
+    }
+    bytes all(made.size() * sizeof(float));
+    memcpy(all.data(), made.data(), all.size());
+    add_to_digest(all);
+}
+
+// make() with every set gives what it gives without one; the cells are what it makes
+template <typename Make> auto same_with_every_set(const Make & make, const std::vector<cell> & cells = {}) {
     static const std::vector<instruction_set> sets   = available_sets();
     const uint32_t                            before = cachegen_isa_active();
     CHECK_EQ(cachegen_isa_select(CACHEGEN_ISA_SCALAR), int32_t(CACHEGEN_OK));
     const auto expected = make();
+    add_to_digest(expected);
     for (size_t i = 1; i < sets.size(); i++) {
         SCOPE(std::string("with ") + sets[i].name);
         CHECK_EQ(cachegen_isa_select(sets[i].isa), int32_t(CACHEGEN_OK));
         CHECK_EQ(cachegen_isa_active(), sets[i].isa);
         const auto actual = make();
         CHECK_SAME_BITS(actual, expected);
+        for (const cell & one : cells) {
+            n_equal()[std::string(one.format) + "," + sets[i].name + "," + type_name(one.type) + "," +
+                      (one.is_transposed ? "transposed" : "rows")]++;
+        }
     }
     CHECK_EQ(cachegen_isa_select(before), int32_t(CACHEGEN_OK));
     return expected;
@@ -81,6 +133,14 @@ template <typename Make> auto same_with_every_set(const Make & make) {
 void check_ok(int32_t status) {
     SCOPE(cachegen_last_message());
     CHECK_EQ(status, int32_t(CACHEGEN_OK));
+}
+
+// what an encoder returned
+bytes taken(void * made, uint64_t n_bytes) {
+    const auto * begin = static_cast<const uint8_t *>(made);
+    bytes        res(begin, begin + n_bytes);
+    cachegen_free(made);
+    return res;
 }
 
 class random_source {
@@ -121,12 +181,6 @@ class random_source {
     uint64_t state_;
 };
 
-float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
 // 32 values, or a row's rest: of one kind, so that blocks get interesting scales
 void fill_values(random_source & random, bool has_non_finite, float * values, size_t n) {
     const uint32_t kind  = random.below(9);
@@ -144,10 +198,12 @@ void fill_values(random_source & random, bool has_non_finite, float * values, si
                 values[i] = from_bits(sign | (0x477f0000 + any % 0x00020000));
                 break; // F16's largest numbers
             // halfway between two numbers of F16 or BF16, or next to it
-            case 6:
-                values[i] = from_bits((any & (random.one_in(2) ? 0xffffe000 : 0xffff0000)) |
-                                      ((random.one_in(2) ? 0x1000 : 0x8000) + random.below(3) - 1));
+            case 6: {
+                const uint32_t upper = any & (random.one_in(2) ? 0xffffe000 : 0xffff0000);
+                const uint32_t tie   = random.one_in(2) ? 0x1000 : 0x8000;
+                values[i]            = from_bits(upper | (tie + random.below(3) - 1));
                 break;
+            }
             // halfway between two codes of a block whose scale is a power of two
             case 7: values[i] = (i == 3 ? 127 : float(int(any % 253) - 126) * 0.5f) * scale; break;
             case 8: values[i] = from_bits(sign); break; // zeros
@@ -328,6 +384,10 @@ uint32_t any_rotation(random_source & random, uint32_t n_channels) {
     return n_rot < 2 || random.one_in(2) ? 0 : std::max(2u, n_rot >> random.below(3));
 }
 
+const char * format_of(const cachegen_lcg3_plane & plane) {
+    return plane.mode == CACHEGEN_LCG3_LOSSY ? "LCG3" : "LCG3 exact";
+}
+
 struct page {
     std::vector<cachegen_lcg3_plane> planes;
     std::vector<owned_rows>          sources;
@@ -368,6 +428,15 @@ struct page {
         }
     }
 
+    // every plane under its own type and layout
+    std::vector<cell> cells() const {
+        std::vector<cell> res;
+        for (size_t p = 0; p < planes.size(); p++) {
+            res.push_back({ format_of(planes[p]), planes[p].type, sources[p].rows.is_transposed != 0 });
+        }
+        return res;
+    }
+
     bytes encode() {
         std::vector<cachegen_rows> rows;
         for (owned_rows & source : sources) {
@@ -377,10 +446,7 @@ struct page {
         uint64_t n_bytes = 0;
         check_ok(
             cachegen_lcg3_encode(planes.data(), rows.data(), planes.size(), &options, nullptr, &archive, &n_bytes));
-        const auto * begin = static_cast<const uint8_t *>(archive);
-        bytes        res(begin, begin + n_bytes);
-        cachegen_free(archive);
-        return res;
+        return taken(archive, n_bytes);
     }
 
     std::string describe() const {
@@ -404,32 +470,41 @@ void decode_as(random_source & random, const page & source, const cachegen_lcg3 
     const uint32_t          n_tokens    = is_part ? random.from_to(1, source.n_tokens - first_token) : source.n_tokens;
     std::vector<owned_rows> places;
     std::vector<uint32_t>   rotations;
+    std::vector<cell>       cells;
+    const auto              is_possible = [&](const cachegen_lcg3_plane & plane) {
+        return !is_block_type(type) || plane.n_channels % 32 == 0;
+    };
     for (const auto & plane : source.planes) {
         places.emplace_back(random, type, is_transposed, n_tokens, plane.n_channels);
         rotations.push_back(random.one_in(4) ? any_rotation(random, plane.n_channels) : plane.n_rot);
+        if (is_possible(plane)) {
+            cells.push_back({ format_of(plane), type, is_transposed });
+        }
     }
     SCOPE(std::string("as ") + type_name(type) + (is_transposed ? " transposed" : " rows") + ", tokens " +
           std::to_string(first_token) + " + " + std::to_string(n_tokens));
-    same_with_every_set([&] {
-        std::vector<bytes>                     memory;
-        std::vector<cachegen_lcg3_destination> destinations;
-        for (size_t p = 0; p < places.size(); p++) {
-            memory.push_back(places[p].data);
-            cachegen_lcg3_destination destination{};
-            if (!is_block_type(type) || source.planes[p].n_channels % 32 == 0) {
-                destination.rows  = places[p].in(memory[p].data());
-                destination.n_rot = rotations[p];
+    same_with_every_set(
+        [&] {
+            std::vector<bytes>                     memory;
+            std::vector<cachegen_lcg3_destination> destinations;
+            for (size_t p = 0; p < places.size(); p++) {
+                memory.push_back(places[p].data);
+                cachegen_lcg3_destination destination{};
+                if (is_possible(source.planes[p])) {
+                    destination.rows  = places[p].in(memory[p].data());
+                    destination.n_rot = rotations[p];
+                }
+                destinations.push_back(destination);
             }
-            destinations.push_back(destination);
-        }
-        check_ok(
-            cachegen_lcg3_decode(reader, first_token, n_tokens, destinations.data(), destinations.size(), nullptr));
-        bytes joined;
-        for (const bytes & one : memory) {
-            joined.insert(joined.end(), one.begin(), one.end());
-        }
-        return joined;
-    });
+            check_ok(
+                cachegen_lcg3_decode(reader, first_token, n_tokens, destinations.data(), destinations.size(), nullptr));
+            bytes joined;
+            for (const bytes & one : memory) {
+                joined.insert(joined.end(), one.begin(), one.end());
+            }
+            return joined;
+        },
+        cells);
 }
 
 TEST(lcg3_pages) {
@@ -437,7 +512,7 @@ TEST(lcg3_pages) {
     for (uint32_t round = 0; round < 100; round++) {
         page source(random);
         SCOPE("round " + std::to_string(round) + ": " + source.describe());
-        const bytes     archive = same_with_every_set([&] { return source.encode(); });
+        const bytes     archive = same_with_every_set([&] { return source.encode(); }, source.cells());
         cachegen_lcg3 * reader  = nullptr;
         check_ok(cachegen_lcg3_open(archive.data(), archive.size(), &reader));
         for (const uint32_t type : types) {
@@ -450,6 +525,135 @@ TEST(lcg3_pages) {
     }
 }
 
+// ---- LCG1, LCG2 and CKG1 ----
+
+owned_rows any_source(random_source & random, uint32_t type, bool is_transposed, uint32_t n_tokens,
+                      uint32_t n_channels) {
+    owned_rows          res(random, type, is_transposed, n_tokens, n_channels);
+    const auto          values = cache_values(random, type, n_tokens, n_channels);
+    const cachegen_rows rows   = res.in(res.data.data());
+    check_ok(cachegen_store_rows(&rows, 0, n_tokens, values.data()));
+    return res;
+}
+
+uint32_t any_n_bins(random_source & random) {
+    return random.one_in(2) ? 16 : 32;
+}
+
+void for_each_type_and_layout(const std::function<void(uint32_t, bool)> & body) {
+    for (const uint32_t type : types) {
+        body(type, false);
+        if (!is_block_type(type)) {
+            body(type, true);
+        }
+    }
+}
+
+// tiles from every type and layout into every other one
+TEST(tiles) {
+    random_source random(20240503);
+    for (uint32_t round = 0; round < 6; round++) {
+        for (uint32_t version = 1; version <= 2; version++) {
+            const char * format = version == 1 ? "LCG1" : "LCG2";
+            for_each_type_and_layout([&](uint32_t source_type, bool is_source_transposed) {
+                const uint32_t n_tokens   = random.one_in(3) ? 256 : random.from_to(1, 255);
+                const uint32_t n_channels = any_n_channels(random, source_type);
+                const uint32_t n_bins     = any_n_bins(random);
+                owned_rows     source     = any_source(random, source_type, is_source_transposed, n_tokens, n_channels);
+                SCOPE("round " + std::to_string(round) + ": " + format + " from " + source.describe());
+                const bytes tile = same_with_every_set(
+                    [&] {
+                        const cachegen_rows rows    = source.in(source.data.data());
+                        void *              made    = nullptr;
+                        uint64_t            n_bytes = 0;
+                        check_ok(cachegen_tile_encode(&rows, 0, n_tokens, n_bins, version, &made, &n_bytes));
+                        return taken(made, n_bytes);
+                    },
+                    { { format, source_type, is_source_transposed } });
+                for_each_type_and_layout([&](uint32_t type, bool is_transposed) {
+                    if (is_block_type(type) && n_channels % 32 != 0) {
+                        return;
+                    }
+                    const uint32_t   first_token = random.below(20);
+                    const owned_rows place(random, type, is_transposed, first_token + n_tokens, n_channels);
+                    SCOPE("into " + place.describe());
+                    same_with_every_set(
+                        [&] {
+                            bytes               out  = place.data;
+                            const cachegen_rows rows = place.in(out.data());
+                            check_ok(cachegen_tile_decode(tile.data(), tile.size(), &rows, first_token));
+                            return out;
+                        },
+                        { { format, type, is_transposed } });
+                });
+            });
+        }
+    }
+}
+
+// pages with a record of every kind, of more than one tile each
+TEST(ckg1_pages) {
+    static constexpr struct {
+        uint32_t kind, type;
+        bool     is_transposed;
+    } kinds[] = {
+        { CACHEGEN_CKG1_F16_ROWS, CACHEGEN_TYPE_F16, false },
+        { CACHEGEN_CKG1_F16_TRANSPOSED, CACHEGEN_TYPE_F16, true },
+        { CACHEGEN_CKG1_F32_ROWS, CACHEGEN_TYPE_F32, false },
+        { CACHEGEN_CKG1_F32_TRANSPOSED, CACHEGEN_TYPE_F32, true },
+        { CACHEGEN_CKG1_Q8_0_ROWS, CACHEGEN_TYPE_Q8_0, false },
+        { CACHEGEN_CKG1_Q4_0_ROWS, CACHEGEN_TYPE_Q4_0, false },
+    };
+    random_source random(20240504);
+    for (uint32_t round = 0; round < 12; round++) {
+        const uint32_t                  version  = 1 + round % 2;
+        const uint32_t                  n_tokens = random.from_to(1, 600);
+        std::vector<owned_rows>         sources;
+        std::vector<cachegen_ckg1_part> parts;
+        std::vector<cell>               cells;
+        for (const auto & one : kinds) {
+            sources.push_back(
+                any_source(random, one.type, one.is_transposed, n_tokens, any_n_channels(random, one.type)));
+            cells.push_back({ "CKG1", one.type, one.is_transposed });
+        }
+        for (size_t p = 0; p < sources.size(); p++) {
+            cachegen_ckg1_part part{};
+            part.kind   = kinds[p].kind;
+            part.n_bins = any_n_bins(random);
+            part.rows   = sources[p].in(sources[p].data.data());
+            parts.push_back(part);
+        }
+        bytes              exact = random.any_bytes(random.from_to(1, 99));
+        cachegen_ckg1_part part{};
+        part.kind         = CACHEGEN_CKG1_EXACT;
+        part.rows.data    = exact.data();
+        part.rows.n_bytes = exact.size();
+        parts.push_back(part);
+        SCOPE("round " + std::to_string(round) + ": " + std::to_string(n_tokens) + " tokens");
+        const bytes archive = same_with_every_set(
+            [&] {
+                void *   made    = nullptr;
+                uint64_t n_bytes = 0;
+                check_ok(cachegen_ckg1_encode(parts.data(), parts.size(), version, nullptr, &made, &n_bytes));
+                return taken(made, n_bytes);
+            },
+            cells);
+        cachegen_ckg1 * reader = nullptr;
+        check_ok(cachegen_ckg1_open(archive.data(), archive.size(), &reader));
+        uint64_t page_bytes = 0;
+        uint64_t n_records  = 0;
+        check_ok(cachegen_ckg1_describe(reader, &page_bytes, &n_records, nullptr, 0));
+        same_with_every_set(
+            [&] {
+                bytes page(page_bytes);
+                check_ok(cachegen_ckg1_decode(reader, page.data(), page.size(), nullptr));
+                return page;
+            },
+            cells);
+        cachegen_ckg1_close(reader);
+    }
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -458,5 +662,10 @@ int main(int argc, char ** argv) {
         printf(" %s", set.name);
     }
     printf("\n");
-    return harness::run(argc, argv);
+    const int result = harness::run(argc, argv);
+    for (const auto & [what, n] : n_equal()) {
+        printf("equal to scalar: %s,%" PRIu64 "\n", what.c_str(), n);
+    }
+    printf("digest of all that scalar made: %016" PRIx64 "\n", digest());
+    return result;
 }

@@ -10,6 +10,7 @@ from llama_cachegen.codec import Kind, Plane
 from llama_cachegen.codec._lib import ffi, lib
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
+from parity import NATIVE
 
 ISAS = {"scalar": 0, "avx2": 1, "avx512": 2, "neon": 3}
 TYPES = [GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.Q4_0]
@@ -30,6 +31,26 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     assert lib.cachegen_isa_select(ISAS[request.param]) == 0
     yield request.param
     assert lib.cachegen_isa_select(before) == 0
+
+
+def implementation() -> str:
+    """Name of the active instruction set in the table of comparisons."""
+    return NATIVE[lib.cachegen_isa_active()]
+
+
+def as_rows(plane: Plane) -> NDArray[np.uint8]:
+    """Rows [n_rows, row bytes] of a plane in any layout."""
+    if not plane.transposed:
+        return np.ascontiguousarray(plane.data).view(np.uint8)
+    size = plane.type.block_bytes
+    rows = plane.data.view(np.uint8).reshape(plane.n_channels, -1, size).transpose(1, 0, 2)
+    return rows.reshape(-1, plane.n_channels * size)
+
+
+def transposed_rows(rows: NDArray[np.uint8], type_: GgmlType) -> NDArray[np.uint8]:
+    """The transposed layout [n_channels, n_tokens * element bytes] of native rows."""
+    elements = rows.reshape(len(rows), -1, type_.block_bytes).transpose(1, 0, 2)
+    return elements.reshape(elements.shape[0], -1).copy()
 
 
 def native_rows(values: NDArray[np.float32], type_: GgmlType) -> NDArray[np.uint8]:
@@ -79,9 +100,7 @@ def random_planes(
         for kind in (Kind.K, Kind.V):
             rows = native_rows(kv_like(rng, n_tokens, n_channels), type_)
             if transposed and type_.block_size == 1:
-                size = type_.block_bytes
-                rows = rows.reshape(n_tokens, n_channels, size).transpose(1, 0, 2).reshape(n_channels, -1).copy()
-                planes.append(Plane(rows, type_, n_channels, layer, kind, transposed=True))
+                planes.append(Plane(transposed_rows(rows, type_), type_, n_channels, layer, kind, transposed=True))
             else:
                 planes.append(Plane(rows, type_, n_channels, layer, kind))
     return planes

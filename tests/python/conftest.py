@@ -1,4 +1,4 @@
-"""Shared fixtures: a tiny model, the fetched SmolLM2, and a summary of what the native tests printed."""
+"""Shared fixtures: a tiny model, what was compared, and a summary of that and of what the native tests printed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parity import Parity
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # (title, text) printed after the run, so that the counts and the matrix are in every log
 NATIVE_REPORTS: list[tuple[str, str]] = []
+PARITY = pytest.StashKey[Parity]()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for title, text in NATIVE_REPORTS:
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PARITY] = Parity()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = list(NATIVE_REPORTS)
+    if table := config.stash[PARITY].table():
+        reports.append(("bit-equal comparisons in this run: format x implementation x type x layout", table))
+    for title, text in reports:
         terminalreporter.section(title)
         terminalreporter.write_line(text)
+
+
+@pytest.fixture(scope="session")
+def parity(pytestconfig: pytest.Config) -> Parity:
+    """Where tests that compare implementations do so, to be counted in the table after the run."""
+    return pytestconfig.stash[PARITY]
 
 
 @pytest.fixture(scope="session")

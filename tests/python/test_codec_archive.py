@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import struct
 
 import numpy as np
 import pytest
 import xxhash
-from codec_cases import ISAS, TYPES, available_isas, isa, kv_like, load, native_rows, random_planes, store  # noqa: F401
+from codec_cases import (
+    ISAS,
+    TYPES,
+    as_rows,
+    available_isas,
+    implementation,
+    isa,  # noqa: F401
+    kv_like,
+    load,
+    native_rows,
+    random_planes,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cachegen import codec
 from llama_cachegen.codec import EXACT, Archive, ArchiveError, CodecError, Kind, Mode, Plane, Profile, Span
 from llama_cachegen.codec import archive as codec_archive
 from llama_cachegen.codec._lib import ffi, lib
-from llama_cachegen.codec.reference.lcg3 import alias_slots, decode_lcg3
+from llama_cachegen.codec.reference.lcg3 import DecodedPlane, alias_slots, decode_lcg3
+from llama_cachegen.codec.reference.stores import load_rows, store_rows
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
+from parity import ORACLE, SCALAR, Cell, Parity
 
 
 def profile(n_key: int = 31, n_value: int = 15, **more: object) -> Profile:
@@ -35,73 +49,94 @@ def decode(data: bytes, destinations: list[Plane], **more: int) -> None:
         archive.decode(destinations, **more)
 
 
-def as_native(plane: Plane) -> NDArray[np.uint8]:
-    """Rows [n_tokens, row bytes] of a plane in any layout."""
-    if not plane.transposed:
-        return np.ascontiguousarray(plane.data).view(np.uint8)
-    size = plane.type.block_bytes
-    return (
-        plane.data.view(np.uint8)
-        .reshape(plane.n_channels, -1, size)
-        .transpose(1, 0, 2)
-        .reshape(-1, plane.n_channels * size)
-    )
+@functools.lru_cache(maxsize=64)
+def decoded_by_numpy(data: bytes) -> list[DecodedPlane]:
+    """The numpy decoder is slow, and every instruction set makes the same archives."""
+    return decode_lcg3(data)
 
 
-def check_against_numpy(data: bytes, outputs: list[Plane]) -> None:
-    """Every byte of the native decoder's output equals the numpy decoder's, packed by the native stores."""
-    for plane, decoded in zip(outputs, decode_lcg3(data), strict=True):
-        body = decoded.native if decoded.values is None else native_rows(decoded.values, plane.type)
-        assert body is not None
-        np.testing.assert_array_equal(as_native(plane), np.concatenate([decoded.exact_rows, body]))
+def rows_of(decoded: DecodedPlane, type_: GgmlType) -> NDArray[np.uint8]:
+    """The native rows of a plane of the numpy decoder, in another type if it wants: numpy's own stores."""
+    if decoded.values is None:
+        assert decoded.native is not None
+        rows = np.concatenate([decoded.exact_rows, decoded.native])
+        return rows if type_ == decoded.type else store_rows(load_rows(rows, GgmlType(decoded.type)), type_)
+    exact = decoded.exact_rows
+    if type_ != decoded.type:
+        exact = store_rows(load_rows(exact, GgmlType(decoded.type)), type_)
+    return np.concatenate([exact, store_rows(decoded.values, type_)])
+
+
+def cell_of(plane: Plane, mode: int) -> Cell:
+    return Cell("LCG3" if mode == Mode.LOSSY else "LCG3 exact", plane.type, plane.transposed)
+
+
+def check_against_numpy(parity: Parity, data: bytes, outputs: list[Plane]) -> None:
+    """Every byte of the native decoder's output equals the numpy decoder's, whatever its type and layout."""
+    for plane, decoded in zip(outputs, decoded_by_numpy(data), strict=True):
+        expected = rows_of(decoded, plane.type)
+        assert as_rows(plane).shape == expected.shape
+        parity.same(cell_of(plane, decoded.mode), implementation(), ORACLE, as_rows(plane), expected)
+
+
+def check_against_source(parity: Parity, planes: list[Plane], outputs: list[Plane]) -> None:
+    """What came out of a lossless archive is what went in."""
+    for plane, output in zip(planes, outputs, strict=True):
+        parity.same(cell_of(plane, Mode.EXACT), implementation(), "source", output.data, plane.data)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize("name", list(codec.PROFILES))
-def test_every_type(isa: str, name: str, transposed: bool) -> None:  # noqa: F811
+def test_every_type(parity: Parity, isa: str, name: str, transposed: bool) -> None:  # noqa: F811
     planes = random_planes(1, 150, transposed=transposed)
     data = codec.encode(planes, name)
     outputs = [empty_like(plane) for plane in planes]
     decode(data, outputs)
-    check_against_numpy(data, outputs)
+    check_against_numpy(parity, data, outputs)
     if name == "exact":
-        for plane, output in zip(planes, outputs, strict=True):
-            np.testing.assert_array_equal(plane.data, output.data)
+        check_against_source(parity, planes, outputs)
 
 
 @pytest.mark.parametrize("n_levels", [3, 5, 15, 17, 31, 33, 63])
 @pytest.mark.parametrize("n_classes", [1, 2, 9, 16])
-def test_alphabets(isa: str, n_levels: int, n_classes: int) -> None:  # noqa: F811
+def test_alphabets(parity: Parity, isa: str, n_levels: int, n_classes: int) -> None:  # noqa: F811
     planes = random_planes(n_levels, 333, types=[GgmlType.F16], n_channels=96)
     data = codec.encode(planes, profile(n_levels, n_levels, n_classes=n_classes, block_tokens=128, n_models=5))
     outputs = [empty_like(plane) for plane in planes]
     decode(data, outputs)
-    check_against_numpy(data, outputs)
+    check_against_numpy(parity, data, outputs)
 
 
 @pytest.mark.parametrize("n_channels", [1, 2, 31, 32, 33, 63, 65, 130])
 @pytest.mark.parametrize("n_tokens", [1, 2, 31, 64, 65])
-def test_odd_shapes(isa: str, n_channels: int, n_tokens: int) -> None:  # noqa: F811
+def test_odd_shapes(parity: Parity, isa: str, n_channels: int, n_tokens: int) -> None:  # noqa: F811
     for name in ("lmcache", "exact"):
         planes = random_planes(7, n_tokens, types=[GgmlType.F16, GgmlType.F32], n_channels=n_channels)
         data = codec.encode(planes, name)
         outputs = [empty_like(plane) for plane in planes]
         decode(data, outputs)
-        check_against_numpy(data, outputs)
+        check_against_numpy(parity, data, outputs)
 
 
-def test_encoders_agree() -> None:
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
+def test_encoders_agree(parity: Parity, transposed: bool) -> None:
+    """Every type on its own, and all of them in one archive."""
     before = lib.cachegen_isa_active()
-    planes = random_planes(3, 300)
-    archives = {}
+    pages = [random_planes(3, 300, types=types, transposed=transposed) for types in ([one] for one in TYPES)]
+    pages.append(random_planes(3, 300, transposed=transposed))
+    cases = [(planes, name) for planes in pages for name in codec.PROFILES]
+    archives: dict[str, list[bytes]] = {}
     for name in available_isas():
         assert lib.cachegen_isa_select(ISAS[name]) == 0
-        archives[name] = [codec.encode(planes, p, n_threads=n) for p in codec.PROFILES for n in (1, 2)]
+        archives[implementation()] = [codec.encode(planes, profile) for planes, profile in cases]
+        assert archives[implementation()] == [codec.encode(planes, profile, n_threads=2) for planes, profile in cases]
     assert lib.cachegen_isa_select(before) == 0
-    assert "scalar" in archives
+    expected = archives.pop(SCALAR)
     for name, made in archives.items():
-        assert made == archives["scalar"], name
-    assert archives["scalar"][0::2] == archives["scalar"][1::2]
+        for (planes, _), data, scalar in zip(cases, made, expected, strict=True):
+            with Archive(data) as archive:
+                for plane, described in zip(planes, archive.planes, strict=True):
+                    parity.same(cell_of(plane, described.mode), name, SCALAR, data, scalar)
 
 
 def test_lmcache_profile_gives_cachegens_own_values() -> None:
@@ -141,7 +176,7 @@ def test_ranges_and_cells() -> None:
 
 
 @pytest.mark.parametrize("n_levels", [17, 31, 33, 63])
-def test_levels_that_are_zero(isa: str, n_levels: int) -> None:  # noqa: F811
+def test_levels_that_are_zero(parity: Parity, isa: str, n_levels: int) -> None:  # noqa: F811
     """A set may have any levels: here the upper ones are 0, which no encoder of ours writes."""
     planes = random_planes(23, 120, types=[GgmlType.F32], n_channels=64)
     data = bytearray(codec.encode(planes, profile(n_levels, n_levels, n_exact_tokens=0, n_classes=3)))
@@ -151,11 +186,11 @@ def test_levels_that_are_zero(isa: str, n_levels: int) -> None:  # noqa: F811
     sealed = resealed(data)
     outputs = [empty_like(plane) for plane in planes]
     decode(sealed, outputs)
-    check_against_numpy(sealed, outputs)
+    check_against_numpy(parity, sealed, outputs)
 
 
 @pytest.mark.parametrize("first_token", [1, 3, 5, 100, 101, 292, 499])
-def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F811
+def test_planes_that_begin_later(parity: Parity, isa: str, first_token: int) -> None:  # noqa: F811
     """A window beside full planes: exact rows, a whole block or a part of one may be missing."""
     planes = random_planes(13, 500, types=[GgmlType.F16, GgmlType.Q8_0])
     for i in (1, 2):
@@ -164,7 +199,7 @@ def test_planes_that_begin_later(isa: str, first_token: int) -> None:  # noqa: F
         data = codec.encode(planes, one)
         whole = [empty_like(plane) for plane in planes]
         decode(data, whole, n_threads=2)
-        check_against_numpy(data, whole)
+        check_against_numpy(parity, data, whole)
         with Archive(data) as archive:
             assert [plane.first_token for plane in archive.planes] == [0, first_token, first_token, 0]
             assert archive.info.n_tokens == 500
@@ -274,23 +309,25 @@ def test_encode_to_a_sink() -> None:
         assert run() == lib.CACHEGEN_ERR_CALLBACK and len(pieces) == refuse_at + 1
 
 
-@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(TYPES, 2)))
-def test_any_type_to_any_type(source: GgmlType, target: GgmlType) -> None:
+@pytest.mark.parametrize(
+    ("source", "target", "transposed"),
+    [(*pair, False) for pair in itertools.permutations(TYPES, 2)]
+    + [(source, target, True) for source, target in itertools.permutations(TYPES, 2) if target.block_size == 1],
+)
+def test_any_type_to_any_type(
+    parity: Parity,
+    isa: str,  # noqa: F811
+    source: GgmlType,
+    target: GgmlType,
+    transposed: bool,
+) -> None:
     planes = random_planes(2, 70, types=[source])
     for name in ("balanced", "exact"):
         data = codec.encode(planes, profile(n_exact_tokens=2) if name == "balanced" else name)
-        same = [empty_like(plane) for plane in planes]
-        other = [Plane(np.zeros((70, target.row_bytes(64)), np.uint8), target, 64) for _ in planes]
+        shape = (64, 70 * target.block_bytes) if transposed else (70, target.row_bytes(64))
+        other = [Plane(np.zeros(shape, np.uint8), target, 64, transposed=transposed) for _ in planes]
         decode(data, other)
-        if name == "exact":  # what is stored is the exact values, packed as the target
-            decode(data, same)
-            for plane, output in zip(same, other, strict=True):
-                np.testing.assert_array_equal(native_rows(load(plane, 70), target), output.data)
-        else:
-            for decoded, plane, output in zip(decode_lcg3(data), planes, other, strict=True):
-                assert decoded.values is not None
-                values = np.concatenate([load(plane, 70)[:2], decoded.values])
-                np.testing.assert_array_equal(native_rows(values, target), output.data)
+        check_against_numpy(parity, data, other)
 
 
 def hadamard(values: NDArray[np.float32], n_rot: int) -> NDArray[np.float32]:
@@ -306,7 +343,7 @@ def hadamard(values: NDArray[np.float32], n_rot: int) -> NDArray[np.float32]:
     return np.asarray(x.reshape(values.shape), dtype=np.float32)
 
 
-def test_rotation(isa: str) -> None:  # noqa: F811
+def test_rotation(parity: Parity, isa: str) -> None:  # noqa: F811
     rng = np.random.default_rng(8)
     plain = kv_like(rng, 200, 128)
     plain[:, 5] *= 30
@@ -326,12 +363,12 @@ def test_rotation(isa: str) -> None:  # noqa: F811
                 if n_rot_before != n_rot:
                     values = hadamard(values, n_rot_before) if n_rot_before else values
                     values = hadamard(values, n_rot) if n_rot else values
-                expected.append(native_rows(values, type_))
-            np.testing.assert_array_equal(np.concatenate(expected), output.data)
+                expected.append(store_rows(values, type_))
+            parity.same(cell_of(output, Mode.LOSSY), implementation(), ORACLE, output.data, np.concatenate(expected))
     assert sizes[True] < sizes[False]
 
 
-def test_zero_rows_and_extremes(isa: str) -> None:  # noqa: F811
+def test_zero_rows_and_extremes(parity: Parity, isa: str) -> None:  # noqa: F811
     x = np.zeros((40, 64), np.float32)
     x[1] = 1e-7
     x[2] = -65504
@@ -344,7 +381,7 @@ def test_zero_rows_and_extremes(isa: str) -> None:  # noqa: F811
             output = empty_like(rows)
             data = codec.encode([rows], profile(31, 31, scale=scale))
             decode(data, [output])
-            check_against_numpy(data, [output])
+            check_against_numpy(parity, data, [output])
             error = np.abs(load(output, 40) - load(rows, 40)).max(axis=1)
             # half a step, a scale rounded up by one part in 128, and one rounding to the type's own grid
             assert (
@@ -394,8 +431,9 @@ def test_exact_falls_back_to_raw() -> None:
     transposed=st.booleans(),
 )
 def test_any_page(
-    seed: int, n_tokens: int, n_channels: int, types: list[GgmlType], n_key: int, n_value: int, n_exact_tokens: int,
-    block_tokens: int, n_models: int, n_classes: int, n_sample_tokens: int, is_exact: bool, transposed: bool,
+    parity: Parity, seed: int, n_tokens: int, n_channels: int, types: list[GgmlType], n_key: int, n_value: int,
+    n_exact_tokens: int, block_tokens: int, n_models: int, n_classes: int, n_sample_tokens: int, is_exact: bool,
+    transposed: bool,
 ) -> None:  # fmt: skip
     planes = random_planes(seed, n_tokens, types=types, n_channels=n_channels, transposed=transposed)
     spans = ((), ()) if is_exact else ((Span(0, None, n_key),), (Span(0, None, n_value),))
@@ -406,10 +444,9 @@ def test_any_page(
     data = codec.encode(planes, chosen, n_threads=2)
     outputs = [empty_like(plane) for plane in planes]
     decode(data, outputs)
-    check_against_numpy(data, outputs)
+    check_against_numpy(parity, data, outputs)
     if is_exact:
-        for plane, output in zip(planes, outputs, strict=True):
-            np.testing.assert_array_equal(plane.data, output.data)
+        check_against_source(parity, planes, outputs)
 
 
 # ---- damage ----
@@ -468,7 +505,7 @@ def resealed(data: bytearray) -> bytes:
     return bytes(data)
 
 
-def test_every_byte_changed_under_valid_digests(isa: str, small: tuple[bytes, list[Plane]]) -> None:  # noqa: F811
+def test_every_byte_changed_under_valid_digests(parity: Parity, isa: str, small: tuple[bytes, list[Plane]]) -> None:  # noqa: F811
     """Either a typed error, or a decode that the numpy decoder agrees with or refuses as well."""
     data, planes = small
     assert resealed(bytearray(data)) == data
@@ -485,7 +522,7 @@ def test_every_byte_changed_under_valid_digests(isa: str, small: tuple[bytes, li
                 n_refused += 1
                 continue
             if (offset + change) % 40 == 0:  # the numpy decoder is too slow for all of them
-                check_against_numpy(sealed, outputs)
+                check_against_numpy(parity, sealed, outputs)
     assert n_refused > 2000
 
 

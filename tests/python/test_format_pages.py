@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from codec_cases import implementation, isa  # noqa: F401
 from llama_cachegen.codec import Archive, Kind, Mode, Plane
 from llama_cachegen.codec.reference.lcg3 import alias_slots, decode_lcg3
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
+from parity import ORACLE, Cell, Parity
 
 ROOT = Path(__file__).resolve().parents[2]
 CODEC = ROOT / "native" / "codec"
@@ -64,7 +66,7 @@ def stated_values() -> tuple[NDArray[np.float32], NDArray[np.uint16]]:
     )
 
 
-def test_the_native_library_decodes_the_example() -> None:
+def test_the_native_library_decodes_the_example(parity: Parity, isa: str) -> None:  # noqa: F811
     values, bits = stated_values()
     with Archive(archive()) as opened:
         opened.verify()
@@ -74,18 +76,18 @@ def test_the_native_library_decodes_the_example() -> None:
         opened.decode([Plane(as_f16, GgmlType.F16, 2)])
         as_f32 = np.zeros((13, 2), dtype=np.float32)
         opened.decode([Plane(as_f32, GgmlType.F32, 2)])
-    np.testing.assert_array_equal(as_f16.view(np.uint16), bits)
-    np.testing.assert_array_equal(as_f32.view(np.uint32), values.view(np.uint32))
+    parity.same(Cell("LCG3", GgmlType.F16), implementation(), "format page", as_f16, bits)
+    parity.same(Cell("LCG3", GgmlType.F32), implementation(), "format page", as_f32, values)
 
 
-def test_the_numpy_decoder_decodes_the_example() -> None:
+def test_the_numpy_decoder_decodes_the_example(parity: Parity) -> None:
     values, bits = stated_values()
     (plane,) = decode_lcg3(archive())
     assert (plane.layer, plane.kind, plane.mode, plane.type) == (5, Kind.V, Mode.LOSSY, GgmlType.F16)
     assert plane.values is not None
     np.testing.assert_array_equal(plane.exact_rows.view(np.uint16), bits[:1])
-    np.testing.assert_array_equal(plane.values.view(np.uint32), values[1:].view(np.uint32))
-    np.testing.assert_array_equal(plane.values.astype(np.float16).view(np.uint16), bits[1:])
+    parity.same(Cell("LCG3", GgmlType.F32), ORACLE, "format page", plane.values, values[1:])
+    parity.same(Cell("LCG3", GgmlType.F16), ORACLE, "format page", plane.values.astype(np.float16), bits[1:])
 
 
 def test_the_annotation_covers_the_example() -> None:

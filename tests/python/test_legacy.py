@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from codec_cases import TYPES, damaged_copies, isa, kv_like, load, native_rows, store  # noqa: F401
+from codec_cases import (
+    TYPES,
+    as_rows,
+    damaged_copies,
+    implementation,
+    isa,  # noqa: F401
+    kv_like,
+    native_rows,
+    transposed_rows,
+)
+from format_examples import example, example_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cachegen.codec import CodecError, Plane
@@ -23,21 +34,19 @@ from llama_cachegen.codec.legacy import (
 )
 from llama_cachegen.codec.reference import ckg1 as reference_ckg1
 from llama_cachegen.codec.reference import tiles as reference_tiles
-from llama_cachegen.codec.reference.stores import store_rows
+from llama_cachegen.codec.reference.stores import load_rows, store_rows
 from llama_cachegen.ggml_types import GgmlType
 from numpy.typing import NDArray
+from parity import ORACLE, Cell, Parity
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "lmcache"
 BINS = (16, 32)
 VERSIONS = (1, 2)
+LAYOUTS = [(type_, False) for type_ in TYPES] + [(type_, True) for type_ in TYPES if type_.block_size == 1]
 
 
 def f16_plane(values: NDArray[np.float32]) -> Plane:
     return Plane(native_rows(values, GgmlType.F16), GgmlType.F16, values.shape[1])
-
-
-def as_f32(plane: Plane) -> NDArray[np.float32]:
-    return load(plane, plane.data.shape[0])
 
 
 def outcome(call: Callable[[], object]) -> object:
@@ -51,41 +60,75 @@ def outcome(call: Callable[[], object]) -> object:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("bins", BINS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 33), (7, 5), (8, 32), (255, 64), (256, 40), (19, 257)])
-def test_tile_bytes_and_values(isa: str, shape: tuple[int, int], bins: int, version: int) -> None:  # noqa: F811
+def test_tile_bytes_and_values(
+    parity: Parity,
+    isa: str,  # noqa: F811
+    shape: tuple[int, int],
+    bins: int,
+    version: int,
+) -> None:
+    cell = Cell(f"LCG{version}", GgmlType.F16)
     rng = np.random.default_rng(shape[0] * 1000 + shape[1])
     source = f16_plane(kv_like(rng, *shape))
     source.data[shape[0] // 2] = 0  # a row of zeros
     tile = encode_tile(source, bins, version)
-    assert tile == reference_tiles.encode_tile(as_f32(source), bins, version)
+    expected = reference_tiles.encode_tile(load_rows(source.data, source.type), bins, version)
+    parity.same(cell, implementation(), ORACLE, tile, expected)
     info = describe_tile(tile)
     assert (info.version, info.n_bins, info.n_tokens, info.n_channels) == (version, bins, *shape)
     out = np.zeros((shape[0], 2 * shape[1]), np.uint8)
     decode_tile(tile, Plane(out, GgmlType.F16, shape[1]))
-    assert np.array_equal(out.view(np.float16).view(np.uint16), reference_tiles.decode_tile(tile).view(np.uint16))
+    parity.same(cell, implementation(), ORACLE, out, reference_tiles.decode_tile(tile))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    ("type_", "transposed"),
-    [(type_, False) for type_ in TYPES] + [(type_, True) for type_ in TYPES if type_.block_size == 1],
-)
-def test_tile_into_every_type(isa: str, type_: GgmlType, transposed: bool, version: int) -> None:  # noqa: F811
+@pytest.mark.parametrize(("type_", "transposed"), LAYOUTS)
+def test_tile_from_and_into_every_type(
+    parity: Parity,
+    isa: str,  # noqa: F811
+    type_: GgmlType,
+    transposed: bool,
+    version: int,
+) -> None:
     rng = np.random.default_rng(7)
-    tile = encode_tile(f16_plane(kv_like(rng, 45, 96)), 32, version)
+    cell = Cell(f"LCG{version}", type_, transposed)
+    rows = store_rows(kv_like(rng, 45, 96), type_)
+    source = Plane(transposed_rows(rows, type_) if transposed else rows, type_, 96, transposed=transposed)
+    tile = encode_tile(source, 32, version)
+    parity.same(cell, implementation(), ORACLE, tile, reference_tiles.encode_tile(load_rows(rows, type_), 32, version))
+
     values = reference_tiles.decode_tile(tile).astype(np.float32)
     cells = rng.permutation(70)[:50].astype(np.uint32)
-    size = type_.block_bytes
-    shape = (96, 70 * size) if transposed else (70, type_.row_bytes(96))
-    out = np.full(shape, 0xA5, np.uint8)
-    decode_tile(tile, Plane(out, type_, 96, transposed=transposed, cells=cells), first_token=5)
-    rows = out.reshape(96, 70, size).transpose(1, 0, 2).reshape(70, -1) if transposed else out
-    expected = np.full(rows.shape, 0xA5, np.uint8)
+    shape = (96, 70 * type_.block_bytes) if transposed else (70, type_.row_bytes(96))
+    out = Plane(np.full(shape, 0xA5, np.uint8), type_, 96, transposed=transposed, cells=cells)
+    decode_tile(tile, out, first_token=5)
+    expected = np.full((70, type_.row_bytes(96)), 0xA5, np.uint8)
     expected[cells[5:]] = store_rows(values, type_)
-    assert np.array_equal(rows, expected)
+    assert as_rows(out).shape == expected.shape
+    parity.same(cell, implementation(), ORACLE, as_rows(out), expected)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_page_example_of_a_tile(parity: Parity, isa: str, version: int) -> None:  # noqa: F811
+    page = f"lcg{version}"
+    expected = example_values(page)
+    out = np.zeros_like(expected)
+    decode_tile(example(page), Plane(out, GgmlType.F16, expected.shape[1]))
+    parity.same(Cell(page.upper(), GgmlType.F16), implementation(), "format page", out, expected)
+
+
+def test_page_example_of_an_archive(parity: Parity, isa: str) -> None:  # noqa: F811
+    with Ckg1Archive(example("ckg1")) as reader:
+        page = reader.decode().tobytes()
+    expected = example("ckg1", "page")
+    assert page == expected
+    for transposed, begin, end in ((False, 0, 8), (True, 8, 16)):
+        cell = Cell("CKG1", GgmlType.F16, transposed)
+        parity.same(cell, implementation(), "format page", page[begin:end], expected[begin:end])
 
 
 @pytest.mark.parametrize("name", ["a_l4_t32_c64_f16", "c_l4_t32_c64_f32", "f_l2_t1_c24_f16"])
-def test_lcg1_holds_what_lmcache_writes(name: str) -> None:
+def test_lcg1_holds_what_lmcache_writes(parity: Parity, isa: str, name: str) -> None:  # noqa: F811
     """Tables and streams of a tile are LMCache's own, where it codes the same tokens in one call without zero rows."""
     folder = GOLDEN / name
     values = np.load(folder / "input.npy")  # [L, 2, T, H, D]
@@ -100,12 +143,13 @@ def test_lcg1_holds_what_lmcache_writes(name: str) -> None:
             n_channels = rows.shape[1]
             plane = kind * n_layers + layer
             tile = encode_tile(Plane(rows, GgmlType.F32, n_channels), 32, 1)
-            at = 16 + 4 * n_tokens
-            assert tile[at : at + 66 * n_channels] == cdf[plane].astype("<u2").tobytes()
-            at += 66 * n_channels
-            assert tile[at : at + 2 * n_channels] == lengths[plane].astype("<u2").tobytes()
-            at += 2 * n_channels
-            assert tile[at:] == stream[ends[plane, 0] - lengths[plane, 0] : ends[plane, -1]].tobytes()
+            theirs = [
+                cdf[plane].astype("<u2").tobytes(),
+                lengths[plane].astype("<u2").tobytes(),
+                stream[ends[plane, 0] - lengths[plane, 0] : ends[plane, -1]].tobytes(),
+            ]
+            after_maxima = tile[16 + 4 * n_tokens :]
+            parity.same(Cell("LCG1", GgmlType.F32), implementation(), "LMCache", after_maxima, b"".join(theirs))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -132,22 +176,25 @@ def test_every_flip_and_truncation_of_a_tile(version: int) -> None:
     }
 
 
+PAGE_PARTS = (
+    (Ckg1Kind.F16_ROWS, GgmlType.F16, False, 64),
+    (Ckg1Kind.Q8_0_ROWS, GgmlType.Q8_0, False, 64),
+    (Ckg1Kind.Q4_0_ROWS, GgmlType.Q4_0, False, 32),
+    (Ckg1Kind.F32_ROWS, GgmlType.F32, False, 7),
+    (Ckg1Kind.F16_TRANSPOSED, GgmlType.F16, True, 33),
+    (Ckg1Kind.F32_TRANSPOSED, GgmlType.F32, True, 8),
+)
+CELL_OF_KIND = {kind: Cell("CKG1", type_, transposed) for kind, type_, transposed, _ in PAGE_PARTS}
+
+
 def page_parts(rng: np.random.Generator, n_tokens: int) -> tuple[list[Ckg1Part], bytes]:
     """A page with every kind of record: K rows, V transposed, blocks, and exact bytes; and its native bytes."""
     parts: list[Ckg1Part] = []
     page = b""
-    for kind, type_, transposed, n_channels in (
-        (Ckg1Kind.F16_ROWS, GgmlType.F16, False, 64),
-        (Ckg1Kind.Q8_0_ROWS, GgmlType.Q8_0, False, 64),
-        (Ckg1Kind.Q4_0_ROWS, GgmlType.Q4_0, False, 32),
-        (Ckg1Kind.F32_ROWS, GgmlType.F32, False, 7),
-        (Ckg1Kind.F16_TRANSPOSED, GgmlType.F16, True, 33),
-        (Ckg1Kind.F32_TRANSPOSED, GgmlType.F32, True, 8),
-    ):
-        rows = native_rows(kv_like(rng, n_tokens, n_channels), type_)
+    for kind, type_, transposed, n_channels in PAGE_PARTS:
+        rows = store_rows(kv_like(rng, n_tokens, n_channels), type_)
         if transposed:
-            size = type_.block_bytes
-            rows = rows.reshape(n_tokens, n_channels, size).transpose(1, 0, 2).reshape(n_channels, -1).copy()
+            rows = transposed_rows(rows, type_)
         parts.append(
             Ckg1Part(kind, Plane(rows, type_, n_channels, transposed=transposed), n_bins=16 if transposed else 32)
         )
@@ -156,23 +203,62 @@ def page_parts(rng: np.random.Generator, n_tokens: int) -> tuple[list[Ckg1Part],
     return [*parts, Ckg1Part(Ckg1Kind.EXACT, exact)], page + exact
 
 
+@functools.cache
+def page_by_numpy(n_tokens: int, version: int) -> tuple[bytes, bytes]:
+    """The archive that numpy makes of `page_parts`, and its page: slow, and the same for every instruction set."""
+    parts, _ = page_parts(np.random.default_rng(n_tokens), n_tokens)
+    archive = reference_ckg1.encode_ckg1(
+        [
+            reference_ckg1.Ckg1Part(
+                reference_ckg1.Ckg1Kind(part.kind),
+                load_rows(as_rows(part.content), part.content.type)
+                if isinstance(part.content, Plane)
+                else part.content,
+                part.n_bins,
+            )
+            for part in parts
+        ],
+        version=version,
+    )
+    return archive, reference_ckg1.decode_ckg1(archive)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("n_tokens", [1, 256, 300, 777])
 @pytest.mark.parametrize("n_threads", [1, 3])
-def test_archive_of_every_kind(isa: str, n_tokens: int, version: int, n_threads: int) -> None:  # noqa: F811
+def test_archive_of_every_kind(
+    parity: Parity,
+    isa: str,  # noqa: F811
+    n_tokens: int,
+    version: int,
+    n_threads: int,
+) -> None:
     parts, page = page_parts(np.random.default_rng(n_tokens), n_tokens)
     archive = encode_ckg1(parts, version=version, n_threads=n_threads)
-    expected = reference_ckg1.read_ckg1(archive)
+    numpys_archive, numpys_page = page_by_numpy(n_tokens, version)
+    expected = reference_ckg1.read_ckg1(numpys_archive)
     with Ckg1Archive(archive) as reader:
         assert reader.page_bytes == len(page)
         assert [
             (int(r.kind), r.output_offset, r.decoded_bytes, r.n_tokens, r.payload_bytes) for r in reader.records
         ] == [(int(r.kind), r.offset, r.n_bytes, r.n_tokens, len(r.payload)) for r in expected]
         for record, other in zip(reader.records, expected, strict=True):
-            assert archive[record.payload_offset :][: record.payload_bytes] == other.payload
-            assert record.tile_version == (0 if record.kind is Ckg1Kind.EXACT else version)
+            payload = archive[record.payload_offset :][: record.payload_bytes]
+            if record.kind is Ckg1Kind.EXACT:
+                assert record.tile_version == 0 and payload == other.payload
+            else:
+                assert record.tile_version == version
+                parity.same(CELL_OF_KIND[record.kind], implementation(), ORACLE, payload, other.payload)
         decoded = reader.decode(n_threads=n_threads).tobytes()
-    assert decoded == reference_ckg1.decode_ckg1(archive)
+    assert archive == numpys_archive
+    begin = 0
+    for part in parts:
+        if isinstance(part.content, Plane):
+            end = begin + part.content.data.nbytes
+            cell = CELL_OF_KIND[part.kind]
+            parity.same(cell, implementation(), ORACLE, decoded[begin:end], numpys_page[begin:end])
+            begin = end
+    assert decoded == numpys_page
     assert decoded[-77:] == page[-77:] and decoded != page
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import llama_cachegen
 import numpy as np
 import pytest
+from format_examples import example, example_values
 from llama_cachegen.codec.errors import ArchiveError, EncodeError
 from llama_cachegen.codec.reference.ckg1 import (
     Ckg1Kind,
@@ -27,6 +27,7 @@ from llama_cachegen.codec.reference.stores import load_rows, store_rows
 from llama_cachegen.codec.reference.tiles import decode_tile, encode_tile, read_tile_header
 from llama_cachegen.errors import CachegenError
 from llama_cachegen.ggml_types import GgmlType
+from parity import ORACLE, Cell, Parity
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "lmcache"
@@ -34,16 +35,6 @@ TILE = np.array([[1.0, -0.5], [0.0, 0.0]], dtype=np.float32)
 TRANSPOSED = np.array([[2.0, 1.0], [-0.25, 4.0]], dtype=np.float32)
 TYPED_KINDS = [kind for kind in Ckg1Kind if kind is not Ckg1Kind.EXACT]
 TYPES = {"F16": GgmlType.F16, "F32": GgmlType.F32, "Q8_0": GgmlType.Q8_0, "Q4_0": GgmlType.Q4_0}
-
-
-def blocks_of(page: str, language: str) -> list[str]:
-    text = (ROOT / "docs" / "formats" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def example(page: str, language: str = "hex") -> bytes:
-    (block,) = blocks_of(page, language)
-    return bytes.fromhex(block)
 
 
 def random_tile(seed: int, n_tokens: int, n_channels: int) -> np.ndarray:
@@ -85,18 +76,21 @@ def all_flips(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("page", "bins", "version"), [("lcg1", 16, 1), ("lcg2", 32, 2)])
-def test_page_example_of_a_tile(page: str, bins: int, version: int) -> None:
+def test_page_example_of_a_tile(parity: Parity, page: str, bins: int, version: int) -> None:
     data = example(page)
-    (stated,) = blocks_of(page, "values")
-    expected = np.array([line.split() for line in stated.splitlines()], dtype=np.float64).astype(np.float16)
-    np.testing.assert_array_equal(decode_tile(data).view(np.uint16), expected.view(np.uint16))
+    decoded, expected = decode_tile(data), example_values(page)
+    assert (decoded.dtype, decoded.shape) == (expected.dtype, expected.shape)
+    parity.same(Cell(f"LCG{version}", GgmlType.F16), ORACLE, "format page", decoded, expected)
     assert read_tile_header(data)[:4] == (version, bins, 2, 2)
-    assert encode_tile(TILE, bins, version) == data
+    parity.same(Cell(f"LCG{version}", GgmlType.F32), ORACLE, "format page", encode_tile(TILE, bins, version), data)
 
 
-def test_page_example_of_an_archive() -> None:
+def test_page_example_of_an_archive(parity: Parity) -> None:
     data = example("ckg1")
-    assert decode_ckg1(data) == example("ckg1", "page")
+    page, expected = decode_ckg1(data), example("ckg1", "page")
+    assert page == expected
+    for transposed, begin, end in ((False, 0, 8), (True, 8, 16)):
+        parity.same(Cell("CKG1", GgmlType.F16, transposed), ORACLE, "format page", page[begin:end], expected[begin:end])
     assert data == encode_ckg1(
         [
             Ckg1Part(Ckg1Kind.F16_ROWS, TILE, 32),
@@ -112,7 +106,7 @@ def test_page_example_of_an_archive() -> None:
 
 
 @pytest.mark.parametrize("name", ["a_l4_t32_c64_f16", "b_l4_t32_c64_bf16", "c_l4_t32_c64_f32", "f_l2_t1_c24_f16"])
-def test_lcg1_has_the_streams_of_lmcache(name: str) -> None:
+def test_lcg1_has_the_streams_of_lmcache(parity: Parity, name: str) -> None:
     stored = {path.stem: np.load(path) for path in (GOLDEN / name).glob("*.npy")}
     kv = widen(stored["input"])
     n_layers, _, n_tokens = kv.shape[:3]
@@ -124,7 +118,7 @@ def test_lcg1_has_the_streams_of_lmcache(name: str) -> None:
     for plane, values in enumerate(planes):
         lengths = stored["lengths_0"][plane]
         end = begin + int(lengths.sum())
-        assert encode_tile(values, 32, 1) == b"".join(
+        expected = b"".join(
             [
                 struct.pack("<4sBBHII", b"LCG1", 32, 0, n_tokens, n_channels, end - begin),
                 maxima[plane].astype("<f4").tobytes(),
@@ -133,6 +127,7 @@ def test_lcg1_has_the_streams_of_lmcache(name: str) -> None:
                 stored["stream_0"][begin:end].tobytes(),
             ]
         )
+        parity.same(Cell("LCG1", GgmlType.F32), ORACLE, "LMCache", encode_tile(values, 32, 1), expected)
         for version in (1, 2):
             got = decode_tile(encode_tile(values, 32, version))
             if decoded.dtype != np.uint16:  # bfloat16 is rounded otherwise
