@@ -1,4 +1,4 @@
-// CacheGen archives of dense and sliding-window caches. The interface is described in llama-cachegen.h.
+// CacheGen archives of a context's memory. The interface is described in llama-cachegen.h.
 #include "llama-cachegen.h"
 
 #include "cachegen.h"
@@ -101,34 +101,28 @@ bool can_code(const component_backend & backend, const ggml_tensor & tensor, boo
 struct live_component {
     llama_kv_page_component description; // of one token
     ggml_tensor *           tensor;
+    uint32_t                n_cells;
     component_backend       backend;
     size_t                  part; // whose cells it has
 };
 
-// of all parts, in the order of layers, K before V
 std::vector<live_component> live_components(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
     std::vector<live_component> result;
-    for (size_t part = 0; part < parts.size(); ++part) {
-        const auto & cache = *parts[part].cache;
-        for (const auto & c : cache.page_components(cache.get_stream(seq_id))) {
-            live_component live         = {};
-            live.part                   = part;
-            live.tensor                 = c.tensor;
-            live.backend                = backend_of(ctx, c.tensor);
-            live.description.layer      = int32_t(c.il);
-            live.description.kind       = c.is_v ? LLAMA_KV_PAGE_KIND_V : LLAMA_KV_PAGE_KIND_K;
-            live.description.type       = c.tensor->type;
-            live.description.transposed = c.transposed;
-            live.description.n_rot      = c.n_rot;
-            live.description.n_channels = c.n_embd;
-            live.description.row_bytes  = uint32_t(ggml_row_size(c.tensor->type, c.n_embd));
-            result.push_back(live);
-        }
+    for (const auto & t : page_tensors(parts, seq_id)) {
+        result.push_back({ t.description, t.tensor, t.n_cells, backend_of(ctx, t.tensor), t.part });
     }
-    std::stable_sort(result.begin(), result.end(), [](const live_component & a, const live_component & b) {
-        return a.description.layer < b.description.layer;
-    });
     return result;
+}
+
+bool is_state(int32_t kind) {
+    return kind == LLAMA_KV_PAGE_KIND_STATE_R || kind == LLAMA_KV_PAGE_KIND_STATE_S ||
+           kind == LLAMA_KV_PAGE_KIND_STATE_P;
+}
+
+uint32_t plane_kind(int32_t kind) {
+    return kind == LLAMA_KV_PAGE_KIND_K   ? CACHEGEN_KIND_K
+           : kind == LLAMA_KV_PAGE_KIND_V ? CACHEGEN_KIND_V
+                                          : CACHEGEN_KIND_AUX;
 }
 
 void require_codec(const std::vector<live_component> & components, bool is_encode) {
@@ -149,11 +143,10 @@ struct part_cells {
     std::vector<uint32_t> cells;
 };
 
-ggml_kv_codec_rows rows_of(const live_component & c, const std::vector<page_part> & parts,
-                           const std::vector<part_cells> & cells) {
+ggml_kv_codec_rows rows_of(const live_component & c, const std::vector<part_cells> & cells) {
     ggml_kv_codec_rows rows = {};
     rows.tensor             = c.tensor;
-    rows.n_cells            = parts[c.part].cache->get_size();
+    rows.n_cells            = c.n_cells;
     rows.n_channels         = c.description.n_channels;
     rows.is_transposed      = c.description.transposed;
     rows.n_rot              = c.description.n_rot;
@@ -179,15 +172,16 @@ uint32_t n_cell_runs(const std::vector<part_cells> & cells) {
     return uint32_t(result);
 }
 
-void check_range(const llama_kv_cache & cache, int32_t p0, int64_t n_tokens) {
+void check_range(const std::vector<page_part> & parts, int32_t p0, int64_t n_tokens) {
     if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRId64 " positions from %" PRId32 " on are not a range", n_tokens,
                   p0);
     }
-    if (n_tokens > int64_t(cache.get_size())) {
+    // a recurrent memory alone has no limit
+    if (parts[0].cache && n_tokens > int64_t(parts[0].cache->get_size())) {
         page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
                   "%" PRId64 " tokens do not fit: the cache has %" PRIu32 " cells for a sequence; raise n_ctx",
-                  n_tokens, cache.get_size());
+                  n_tokens, parts[0].cache->get_size());
     }
 }
 
@@ -228,10 +222,11 @@ std::vector<uint32_t> match_planes(const archive_reader & archive, const std::ve
     std::vector<uint32_t> result;
     std::vector<bool>     is_taken(archive.planes.size());
     for (const auto & c : components) {
-        const int32_t kind = c.description.kind == LLAMA_KV_PAGE_KIND_K ? CACHEGEN_KIND_K : CACHEGEN_KIND_V;
-        size_t        p    = 0;
-        while (p < archive.planes.size() && (is_taken[p] || archive.planes[p].layer != c.description.layer ||
-                                             int32_t(archive.planes[p].kind) != kind)) {
+        const uint32_t kind = plane_kind(c.description.kind);
+        size_t         p    = 0;
+        // auxiliary planes of a layer come in the order of its components
+        while (p < archive.planes.size() &&
+               (is_taken[p] || archive.planes[p].layer != c.description.layer || archive.planes[p].kind != kind)) {
             p++;
         }
         if (p == archive.planes.size()) {
@@ -244,6 +239,16 @@ std::vector<uint32_t> match_planes(const archive_reader & archive, const std::ve
                       "layer %" PRId32 " %s: the archive has %" PRIu32 " channels, the cache %" PRIu32,
                       c.description.layer, page_kind_name(c.description.kind), plane.n_channels,
                       c.description.n_channels);
+        }
+        if (is_state(c.description.kind) && plane.type != uint32_t(c.description.type)) {
+            page_fail(LLAMA_KV_PAGE_ERR_TYPE, "layer %" PRId32 " %s: the archive is %s, the memory is %s",
+                      c.description.layer, page_kind_name(c.description.kind), page_type_name(int32_t(plane.type)),
+                      page_type_name(c.description.type));
+        }
+        if (c.description.kind != LLAMA_KV_PAGE_KIND_K && c.description.kind != LLAMA_KV_PAGE_KIND_V &&
+            plane.mode == CACHEGEN_LCG3_LOSSY) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT, "layer %" PRId32 " %s was not coded losslessly",
+                      c.description.layer, page_kind_name(c.description.kind));
         }
         is_taken[p] = true;
         result.push_back(uint32_t(p));
@@ -273,21 +278,34 @@ struct import_plan {
         : ctx(ctx), parts(page_parts(ctx)), options(resolve_options(ctx, options)), seq_id(seq_id), p0(p0),
           first_token(first_token), n_tokens(n_tokens), metadata(metadata), n_metadata_bytes(n_bytes),
           archive_bytes(archive_bytes), archive(metadata, n_bytes, archive_bytes) {
-        page_check_seq_id(ctx, seq_id);
+        page_check_seq_id(ctx, parts, seq_id);
         if (n_tokens == 0 || first_token >= archive.info.n_tokens || n_tokens > archive.info.n_tokens - first_token) {
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRIu32 " tokens from %" PRIu32 " on; the archive has %" PRIu32,
                       n_tokens, first_token, archive.info.n_tokens);
         }
-        check_range(*parts[0].cache, p0, n_tokens);
+        check_range(parts, p0, n_tokens);
         components = live_components(ctx, parts, seq_id);
         plane_of   = match_planes(archive, components);
         require_codec(components, false);
         for (const auto & part : parts) {
-            const int32_t last = p0 + int32_t(n_tokens) - 1;
-            const int32_t from = part.is_windowed ? std::max(p0, part.cache->page_window_begin(last)) : p0;
-            wanted_from.push_back(first_token + uint32_t(from - p0));
+            wanted_from.push_back(first_token + uint32_t(part.begin(p0, p0 + int32_t(n_tokens)) - p0));
+            if (part.is_windowed && part.cache->get_size() >= parts[0].cache->get_size() &&
+                plane_begin(wanted_from.size() - 1) <= first_token) {
+                wanted_from.back() = first_token; // a window of full size can go back to any position
+            }
         }
         check_windows();
+    }
+
+    // the first token that all planes of a part have
+    uint32_t plane_begin(size_t part) const {
+        uint32_t result = 0;
+        for (size_t i = 0; i < components.size(); ++i) {
+            if (components[i].part == part) {
+                result = std::max(result, archive.planes[plane_of[i]].first_token);
+            }
+        }
+        return result;
     }
 
     // every plane has to begin early enough for its cache
@@ -295,6 +313,13 @@ struct import_plan {
         for (size_t i = 0; i < components.size(); ++i) {
             const auto & plane = archive.planes[plane_of[i]];
             const auto & live  = components[i].description;
+            if (is_state(live.kind) && plane.first_token != wanted_from[components[i].part]) {
+                page_fail(LLAMA_KV_PAGE_ERR_WINDOW,
+                          "layer %" PRId32 " %s: the archive has the state after its token %" PRIu32 ", tokens %" PRIu32
+                          " to %" PRIu32 " were asked for; restore all of it",
+                          live.layer, page_kind_name(live.kind), plane.first_token, first_token,
+                          first_token + n_tokens - 1);
+            }
             if (plane.first_token > wanted_from[components[i].part]) {
                 page_fail(LLAMA_KV_PAGE_ERR_WINDOW,
                           "layer %" PRId32 " %s: the archive has tokens from %" PRIu32 " on, tokens %" PRIu32
@@ -362,9 +387,9 @@ void llama_cachegen_import::open() {
         const uint32_t n    = plan.first_token + plan.n_tokens - from;
         // allocated before anything is reserved: memory that runs out must not lose a reservation
         part_cells     own{ from, std::vector<uint32_t>(n) };
-        const auto &   reserved = page_reserve_cells(plan.ctx, *plan.parts[i].cache, plan.seq_id,
-                                                     plan.p0 + int32_t(from - plan.first_token), n);
-        std::copy(reserved.begin(), reserved.end(), own.cells.begin());
+        const int32_t  pos_from = plan.p0 + int32_t(from - plan.first_token);
+        page_reserve_part(plan.ctx, plan.parts[i], plan.seq_id, plan.p0, pos_from, plan.p0 + int32_t(plan.n_tokens),
+                          plan.options.tokens, own.cells);
         cells.push_back(std::move(own));
     }
 
@@ -380,7 +405,7 @@ void llama_cachegen_import::open() {
         const ggml_kv_codec_procs *     procs = nullptr;
         for (size_t i = 0; i < plan.components.size(); ++i) {
             if (plan.components[i].backend.backend == backend) {
-                rows[plan.plane_of[i]] = rows_of(plan.components[i], plan.parts, cells);
+                rows[plan.plane_of[i]] = rows_of(plan.components[i], cells);
                 procs                  = plan.components[i].backend.procs;
             }
         }
@@ -457,11 +482,7 @@ void llama_cachegen_import::commit() {
         }
     }
     code_ms += ms_since(t_start_us);
-    std::vector<llama_kv_cache *> caches;
-    for (const auto & part : plan.parts) {
-        caches.push_back(part.cache);
-    }
-    page_commit_cells(plan.ctx, caches);
+    page_commit_parts(plan.ctx, plan.parts, plan.seq_id);
     is_open    = false;
     has_failed = false;
 }
@@ -473,7 +494,7 @@ void llama_cachegen_import::close() {
     decoders.clear();
     if (is_open) {
         for (size_t i = 0; i < cells.size(); ++i) {
-            page_release_cells(plan.ctx, *plan.parts[i].cache);
+            page_release_part(plan.ctx, plan.parts[i]);
         }
         is_open = false;
     }
@@ -539,6 +560,10 @@ int32_t write_piece(void * user_data, uint64_t offset, const void * bytes, uint6
 } // namespace
 
 extern "C" {
+
+const char * llama_cachegen_memory_class(llama_context * ctx) {
+    return ctx ? page_memory_name(ctx) : "unknown";
+}
 
 int32_t llama_cachegen_get_caps(llama_context * ctx, int32_t format, llama_cachegen_component_caps * components,
                                 uint32_t n_components_max, uint32_t * n_components) {
@@ -666,8 +691,8 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         check_struct(*profile, "profile");
         const auto parts = page_parts(ctx);
         const auto opts  = resolve_options(ctx, options);
-        page_check_seq_id(ctx, seq_id);
-        check_range(*parts[0].cache, p0, int64_t(p1) - p0);
+        page_check_seq_id(ctx, parts, seq_id);
+        check_range(parts, p0, int64_t(p1) - p0);
         const auto components = live_components(ctx, parts, seq_id);
         require_codec(components, true);
         if (n_codings != components.size()) {
@@ -686,15 +711,15 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         const double            drain_ms = ms_since(t_drain_us);
         std::vector<part_cells> cells;
         for (const auto & part : parts) {
-            int32_t from = p0;
+            int32_t from = part.begin(p0, p1);
             if (part.is_windowed) {
                 // all of it if all of it is there, else what the last token attends to
                 llama_kv_cache::slot_info::idx_vec_t idxs;
-                if (part.cache->page_lookup(seq_id, p0, p1, idxs) != p1) {
-                    from = std::max(p0, part.cache->page_window_begin(p1 - 1));
+                if (part.cache->page_lookup(seq_id, p0, p1, idxs) == p1) {
+                    from = p0;
                 }
             }
-            cells.push_back({ uint32_t(from - p0), page_find_cells(*part.cache, seq_id, from, p1) });
+            cells.push_back({ uint32_t(from - p0), page_find_cells(part, seq_id, from, p1) });
         }
 
         std::vector<cachegen_lcg3_plane> planes(components.size());
@@ -707,11 +732,18 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
                           "coding %zu is of layer %" PRId32 " %s, the component of layer %" PRId32 " %s", i,
                           coding.layer, page_kind_name(coding.kind), live.layer, page_kind_name(live.kind));
             }
-            planes[i]              = {};
-            planes[i].struct_size  = sizeof(planes[i]);
-            planes[i].layer        = live.layer;
-            planes[i].kind         = live.kind == LLAMA_KV_PAGE_KIND_K ? CACHEGEN_KIND_K : CACHEGEN_KIND_V;
-            planes[i].mode         = coding.n_levels ? CACHEGEN_LCG3_LOSSY : CACHEGEN_LCG3_EXACT;
+            planes[i]             = {};
+            planes[i].struct_size = sizeof(planes[i]);
+            planes[i].layer       = live.layer;
+            if (coding.n_levels && plane_kind(live.kind) == CACHEGEN_KIND_AUX) {
+                page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT,
+                          "layer %" PRId32 " %s travels exact; its coding has %" PRIu32 " levels", live.layer,
+                          page_kind_name(live.kind), coding.n_levels);
+            }
+            planes[i].kind         = plane_kind(live.kind);
+            planes[i].mode         = coding.n_levels       ? CACHEGEN_LCG3_LOSSY
+                                     : is_state(live.kind) ? CACHEGEN_LCG3_RAW // one row: nothing to model
+                                                           : CACHEGEN_LCG3_EXACT;
             planes[i].type         = uint32_t(live.type);
             planes[i].n_channels   = live.n_channels;
             planes[i].n_rot        = live.n_rot;
@@ -719,7 +751,7 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             planes[i].scale_type   = coding.n_levels ? uint32_t(coding.scale_type) : 0;
             planes[i].is_unrotated = coding.n_levels && live.n_rot ? coding.is_unrotated : 0;
             planes[i].first_token  = cells[components[i].part].first_token;
-            rows.push_back(rows_of(components[i], parts, cells));
+            rows.push_back(rows_of(components[i], cells));
         }
         cachegen_lcg3_options lcg3 = {};
         lcg3.struct_size           = sizeof(lcg3);

@@ -44,6 +44,8 @@ struct llama_cachegen_options {
     uint32_t                  reserved;    /* IN  0 */
     llama_cachegen_continue_t go_on;       /* IN  or NULL */
     void *                    user_data;   /* IN  handed to go_on; the caller's */
+    const int32_t *           tokens;      /* IN  import: ids of the tokens imported, or NULL; models whose cells keep
+                                                  them need it (n-gram embeddings). Not kept. */
 };
 
 /* What was done, and how long it took. */
@@ -88,6 +90,10 @@ struct llama_cachegen_profile {
 /* 0 to go on, another number to stop: the export then fails with ERR_CANCELLED. Pieces come in ascending order, the
    one at offset 0 last. */
 typedef int32_t (*llama_cachegen_write_t)(void * user_data, uint64_t offset, const void * bytes, uint64_t n_bytes);
+
+/* The class of a context's memory: "dense", "iswa", "recurrent", "hybrid", "hybrid-iswa", "hybrid-idx", "dsa",
+ * "dsa-iswa", "msa", "dsv4", "none" or "unknown". Static string; "unknown" for a NULL context. */
+LLAMA_KV_PAGE_API const char * llama_cachegen_memory_class(struct llama_context * ctx);
 
 /* What each component of this context can do.
  *   ctx               IN   borrowed

@@ -273,7 +273,7 @@ void commit(llama_kv_page_reservation & reservation) {
                       reservation.components[i].layer, page_kind_name(reservation.components[i].kind));
         }
     }
-    page_commit_cells(reservation.ctx, { reservation.cache });
+    page_commit_cells(reservation.ctx, *reservation.cache);
     reservation.open = false;
 }
 

@@ -98,7 +98,16 @@ enum llama_kv_page_status {
     LLAMA_KV_PAGE_ERR_INTERNAL      = 71
 };
 
-enum llama_kv_page_kind { LLAMA_KV_PAGE_KIND_K = 1, LLAMA_KV_PAGE_KIND_V = 2 };
+enum llama_kv_page_kind {
+    LLAMA_KV_PAGE_KIND_K = 1,
+    LLAMA_KV_PAGE_KIND_V = 2,
+
+    /* in archives only */
+    LLAMA_KV_PAGE_KIND_INDEXER_K = 3, /* keys of an indexer */
+    LLAMA_KV_PAGE_KIND_STATE_R   = 4, /* recurrent: convolution or token-shift state */
+    LLAMA_KV_PAGE_KIND_STATE_S   = 5, /* recurrent: state of the recurrence */
+    LLAMA_KV_PAGE_KIND_STATE_P   = 6  /* recurrent: convolution state of the n-gram embeddings */
+};
 
 enum llama_kv_page_flag {
     /* export: fill in each component's xxh3; import and write: compare it */

@@ -15,11 +15,20 @@
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <typeinfo>
 
 const char * page_kind_name(int32_t kind) {
-    return kind == LLAMA_KV_PAGE_KIND_K ? "K" : kind == LLAMA_KV_PAGE_KIND_V ? "V" : "unknown kind";
+    switch (kind) {
+        case LLAMA_KV_PAGE_KIND_K: return "K";
+        case LLAMA_KV_PAGE_KIND_V: return "V";
+        case LLAMA_KV_PAGE_KIND_INDEXER_K: return "indexer K";
+        case LLAMA_KV_PAGE_KIND_STATE_R: return "state R";
+        case LLAMA_KV_PAGE_KIND_STATE_S: return "state S";
+        case LLAMA_KV_PAGE_KIND_STATE_P: return "state P";
+        default: return "unknown kind";
+    }
 }
 
 // ggml_type_name() reads past its table for types it does not know
@@ -53,53 +62,174 @@ llama_memory_t memory_of(llama_context * ctx) {
     return memory;
 }
 
-// what holds of every cache, whatever it is a part of
-void check_cache(llama_context * ctx, const llama_kv_cache & cache) {
+void check_model(llama_context * ctx) {
     if (llama_model_has_encoder(&ctx->get_model())) {
         page_fail(LLAMA_KV_PAGE_REFUSED_ENCODER,
                   "encoder-decoder model: a page would not hold the encoder's output its decoder attends to");
     }
+}
+
+void check_not_shared(const llama_kv_cache & cache) {
     if (cache.page_is_shared()) {
         page_fail(LLAMA_KV_PAGE_REFUSED_SHARED,
                   "the cache shares its cells with the cache of another context; use that one");
     }
-    if (cache.has_cell_ext()) {
-        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT, "cells carry more than a position (M-RoPE or n-gram embeddings)");
-    }
+}
+
+[[noreturn]] void refuse_dsv4() {
+    page_fail(LLAMA_KV_PAGE_REFUSED_DSV4,
+              "DeepSeek V4 cache: its compressed rows do not belong to single positions, so no page of it is sound");
+}
+
+page_part attention(llama_kv_cache * cache) {
+    page_part part;
+    part.cache       = cache;
+    part.is_windowed = cache->page_is_windowed();
+    return part;
+}
+
+// An indexer chooses cells of the cache beside it by their numbers.
+page_part indexer(llama_kv_cache * cache, const llama_kv_cache * beside) {
+    page_part part  = attention(cache);
+    part.is_indexer = true;
+    part.like       = beside;
+    return part;
+}
+
+page_part state(llama_memory_recurrent * recurrent) {
+    page_part part;
+    part.recurrent = recurrent;
+    return part;
+}
+
+template <typename Memory> Memory * exactly(llama_memory_t memory) {
+    return is_exactly<Memory>(*memory) ? static_cast<Memory *>(memory) : nullptr;
 }
 
 } // namespace
 
+int32_t page_part::begin(int32_t p0, int32_t p1) const {
+    if (recurrent) {
+        return p1 - 1;
+    }
+    return is_windowed ? std::max(p0, cache->page_window_begin(p1 - 1)) : p0;
+}
+
 std::vector<page_part> page_parts(llama_context * ctx) {
-    llama_memory_t         memory = memory_of(ctx);
+    llama_memory_t memory = memory_of(ctx);
+    check_model(ctx);
     std::vector<page_part> parts;
-    if (is_exactly<llama_kv_cache_iswa>(*memory)) {
-        auto & iswa = static_cast<llama_kv_cache_iswa &>(*memory);
-        parts       = { { iswa.get_base(), false }, { iswa.get_swa(), true } };
-    } else if (is_exactly<llama_kv_cache>(*memory)) {
-        auto & cache = static_cast<llama_kv_cache &>(*memory);
-        parts        = { { &cache, cache.page_is_windowed() } };
+    if (auto * cache = exactly<llama_kv_cache>(memory)) {
+        parts = { attention(cache) };
+    } else if (auto * iswa = exactly<llama_kv_cache_iswa>(memory)) {
+        parts = { attention(iswa->get_base()), attention(iswa->get_swa()) };
+    } else if (auto * recurrent = exactly<llama_memory_recurrent>(memory)) {
+        parts = { state(recurrent) };
+    } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
+        parts = { attention(hybrid->get_mem_attn()), state(hybrid->get_mem_recr()) };
+    } else if (auto * hybrid_iswa = exactly<llama_memory_hybrid_iswa>(memory)) {
+        parts = { attention(hybrid_iswa->get_mem_attn()->get_base()), attention(hybrid_iswa->get_mem_attn()->get_swa()),
+                  state(hybrid_iswa->get_mem_recr()) };
+    } else if (auto * hybrid_idx = exactly<llama_memory_hybrid_idx>(memory)) {
+        parts = { attention(hybrid_idx->get_mem_attn()) };
+        if (auto * idx = hybrid_idx->get_mem_idx()) {
+            parts.push_back(indexer(idx, hybrid_idx->get_mem_attn()));
+        }
+        parts.push_back(state(hybrid_idx->get_mem_recr()));
+    } else if (auto * dsa = exactly<llama_kv_cache_dsa>(memory)) {
+        parts = { attention(dsa->get_mla()), indexer(dsa->get_lid(), dsa->get_mla()) };
+    } else if (auto * dsa_iswa = exactly<llama_kv_cache_dsa_iswa>(memory)) {
+        auto * beside = dsa_iswa->get_dsa();
+        parts         = { attention(beside->get_mla()), indexer(beside->get_lid(), beside->get_mla()),
+                          attention(dsa_iswa->get_swa()) };
+    } else if (auto * msa = exactly<llama_kv_cache_msa>(memory)) {
+        parts = { attention(msa->get_base()), indexer(msa->get_idx(), msa->get_base()) };
+    } else if (is_exactly<llama_kv_cache_dsv4>(*memory)) {
+        refuse_dsv4();
     } else {
-        page_cache(ctx); // says why not
+        page_fail(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory: this memory class cannot be paged by this version");
     }
     for (const auto & part : parts) {
-        check_cache(ctx, *part.cache);
+        if (part.cache) {
+            check_not_shared(*part.cache);
+        }
     }
     return parts;
+}
+
+std::vector<page_tensor> page_tensors(const std::vector<page_part> & parts, int32_t seq_id) {
+    std::vector<page_tensor> result;
+    const auto add = [&](size_t part, uint32_t layer, int32_t kind, ggml_tensor * tensor, uint32_t n_channels,
+                         uint32_t n_cells) {
+        page_tensor one            = {};
+        one.part                   = part;
+        one.tensor                 = tensor;
+        one.n_cells                = n_cells;
+        one.description.layer      = int32_t(layer);
+        one.description.kind       = kind;
+        one.description.type       = tensor->type;
+        one.description.n_channels = n_channels;
+        one.description.row_bytes  = uint32_t(ggml_row_size(tensor->type, n_channels));
+        result.push_back(one);
+    };
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const auto & part = parts[i];
+        if (part.recurrent) {
+            for (const auto & s : part.recurrent->page_states()) {
+                const int32_t kind = s.kind == llama_memory_recurrent::page_state::R   ? LLAMA_KV_PAGE_KIND_STATE_R
+                                     : s.kind == llama_memory_recurrent::page_state::S ? LLAMA_KV_PAGE_KIND_STATE_S
+                                                                                       : LLAMA_KV_PAGE_KIND_STATE_P;
+                add(i, s.il, kind, s.tensor, s.n_embd, uint32_t(s.tensor->ne[1]));
+            }
+            continue;
+        }
+        for (const auto & c : part.cache->page_components(part.cache->get_stream(seq_id))) {
+            const int32_t kind = c.is_v            ? LLAMA_KV_PAGE_KIND_V
+                                 : part.is_indexer ? LLAMA_KV_PAGE_KIND_INDEXER_K
+                                                   : LLAMA_KV_PAGE_KIND_K;
+            if (c.is_v && part.is_indexer) {
+                continue; // an indexer has no use for V: what is there is never read
+            }
+            add(i, c.il, kind, c.tensor, c.n_embd, part.cache->get_size());
+            result.back().description.transposed = c.transposed;
+            result.back().description.n_rot      = c.n_rot;
+        }
+    }
+    std::stable_sort(result.begin(), result.end(), [](const page_tensor & a, const page_tensor & b) {
+        return a.description.layer < b.description.layer;
+    });
+    return result;
+}
+
+const char * page_memory_name(llama_context * ctx) {
+    llama_memory_t memory = ctx->get_memory();
+    if (!memory) {
+        return "none";
+    }
+    return is_exactly<llama_kv_cache>(*memory)             ? "dense"
+           : is_exactly<llama_kv_cache_iswa>(*memory)      ? "iswa"
+           : is_exactly<llama_memory_recurrent>(*memory)   ? "recurrent"
+           : is_exactly<llama_memory_hybrid>(*memory)      ? "hybrid"
+           : is_exactly<llama_memory_hybrid_iswa>(*memory) ? "hybrid-iswa"
+           : is_exactly<llama_memory_hybrid_idx>(*memory)  ? "hybrid-idx"
+           : is_exactly<llama_kv_cache_dsa>(*memory)       ? "dsa"
+           : is_exactly<llama_kv_cache_dsa_iswa>(*memory)  ? "dsa-iswa"
+           : is_exactly<llama_kv_cache_msa>(*memory)       ? "msa"
+           : is_exactly<llama_kv_cache_dsv4>(*memory)      ? "dsv4"
+                                                           : "unknown";
 }
 
 llama_kv_cache & page_cache(llama_context * ctx) {
     llama_memory_t memory = memory_of(ctx);
 
-    static const char * later = "this memory class cannot be paged by this version";
+    static const char * later = "native pages do not hold it, archives do";
 
     if (!is_exactly<llama_kv_cache>(*memory)) {
         const auto refuse = [&](llama_kv_page_status status, const char * what) {
             page_fail(status, "%s: %s", what, later);
         };
         if (is_exactly<llama_kv_cache_iswa>(*memory)) {
-            page_fail(LLAMA_KV_PAGE_REFUSED_ISWA,
-                      "interleaved sliding-window cache: native pages do not hold it, archives do");
+            page_fail(LLAMA_KV_PAGE_REFUSED_ISWA, "interleaved sliding-window cache: %s", later);
         }
         if (is_exactly<llama_memory_recurrent>(*memory)) {
             refuse(LLAMA_KV_PAGE_REFUSED_RECURRENT, "recurrent memory");
@@ -123,13 +253,19 @@ llama_kv_cache & page_cache(llama_context * ctx) {
             refuse(LLAMA_KV_PAGE_REFUSED_MSA, "multi-scale attention cache");
         }
         if (is_exactly<llama_kv_cache_dsv4>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSV4, "DeepSeek V4 cache");
+            refuse_dsv4();
         }
-        refuse(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory");
+        page_fail(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory: this memory class cannot be paged by this version");
     }
 
     auto & cache = static_cast<llama_kv_cache &>(*memory);
-    check_cache(ctx, cache);
+    check_model(ctx);
+    check_not_shared(cache);
+    if (cache.has_cell_ext()) {
+        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT,
+                  "cells carry more than a position (M-RoPE or n-gram embeddings): native pages do not hold it, "
+                  "archives do");
+    }
     if (cache.page_is_windowed()) {
         page_fail(LLAMA_KV_PAGE_REFUSED_WINDOW, "the cache masks old positions by a window and reuses their cells");
     }
@@ -166,6 +302,17 @@ void page_check_seq_id(const llama_context * ctx, int32_t seq_id) {
     }
 }
 
+void page_check_seq_id(const llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
+    page_check_seq_id(ctx, seq_id);
+    for (const auto & part : parts) {
+        if (part.recurrent && uint32_t(seq_id) >= part.recurrent->size) {
+            page_fail(LLAMA_KV_PAGE_ERR_SEQ_ID,
+                      "sequence id %" PRId32 " is not one of 0 .. %" PRIu32 ": the memory has no more states", seq_id,
+                      part.recurrent->size - 1);
+        }
+    }
+}
+
 std::vector<uint32_t> page_find_cells(const llama_kv_cache & cache, int32_t seq_id, int32_t p0, int32_t p1) {
     llama_kv_cache::slot_info::idx_vec_t idxs;
     const llama_pos                      pos = cache.page_lookup(seq_id, p0, p1, idxs);
@@ -178,8 +325,32 @@ std::vector<uint32_t> page_find_cells(const llama_kv_cache & cache, int32_t seq_
     return idxs;
 }
 
+std::vector<uint32_t> page_find_cells(const page_part & part, int32_t seq_id, int32_t p0, int32_t p1) {
+    if (part.recurrent) {
+        const int32_t pos = part.recurrent->seq_pos_max(seq_id);
+        const int32_t row = part.recurrent->page_row(seq_id);
+        if (pos != p1 - 1 || row < 0) {
+            page_fail(LLAMA_KV_PAGE_ERR_MISSING,
+                      "sequence %" PRId32 " has its recurrent state after position %" PRId32
+                      " only, not after %" PRId32,
+                      seq_id, pos, p1 - 1);
+        }
+        return { uint32_t(row) };
+    }
+    auto cells = page_find_cells(*part.cache, seq_id, p0, p1);
+    for (size_t i = 0; i < cells.size(); ++i) {
+        if (!part.cache->page_is_text(cells[i], seq_id)) {
+            page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT,
+                      "position %" PRId32 " of sequence %" PRId32 " belongs to an image or audio, not to text",
+                      p0 + int32_t(i), seq_id);
+        }
+    }
+    return cells;
+}
+
 const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id,
-                                                 int32_t p0, uint32_t n_tokens) {
+                                                 int32_t p0, uint32_t n_tokens, const int32_t * tokens,
+                                                 const llama_kv_cache * like) {
     if (cache.page_reserved()) {
         page_fail(LLAMA_KV_PAGE_ERR_BUSY,
                   "another page reservation is open in this context; commit it or close it first");
@@ -202,7 +373,15 @@ const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_c
                   seq_id, pos_max + 1, p0);
     }
 
-    const auto * slot = cache.page_reserve(seq_id, p0, n_tokens);
+    if (cache.page_needs_tokens() && !tokens) {
+        page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT,
+                  "this model's cells keep the ids of their tokens (n-gram embeddings), and the call gave none");
+    }
+    const auto * slot = cache.page_reserve(seq_id, p0, n_tokens, tokens, like ? like->page_reserved() : nullptr);
+    if (!slot && like) {
+        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
+                  "the indexer's cache has other free cells than the cache beside it; remove the other sequences");
+    }
     if (!slot) {
         page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
                   "%" PRIu32 " tokens do not fit: %" PRIu32 " of %" PRIu32
@@ -213,22 +392,84 @@ const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_c
     return slot->idxs[0];
 }
 
+void page_reserve_part(llama_context * ctx, const page_part & part, int32_t seq_id, int32_t p0, int32_t from,
+                       int32_t p1, const int32_t * tokens, std::vector<uint32_t> & cells) {
+    if (part.cache) {
+        const auto & reserved = page_reserve_cells(ctx, *part.cache, seq_id, from, uint32_t(p1 - from),
+                                                   tokens ? tokens + (from - p0) : nullptr, part.like);
+        std::copy(reserved.begin(), reserved.end(), cells.begin());
+        return;
+    }
+    auto & recurrent = *part.recurrent;
+    if (recurrent.page_reserved() >= 0) {
+        page_fail(LLAMA_KV_PAGE_ERR_BUSY,
+                  "another page reservation is open in this context; commit it or close it first");
+    }
+    ctx->memory_drain();
+    const int32_t pos_max = recurrent.seq_pos_max(seq_id);
+    if (pos_max != p0 - 1) {
+        page_fail(pos_max >= p0 ? LLAMA_KV_PAGE_ERR_OCCUPIED : LLAMA_KV_PAGE_ERR_GAP,
+                  "sequence %" PRId32 " has its recurrent state after position %" PRId32 ", the page begins at %" PRId32
+                  "; remove the sequence, or import what is missing first",
+                  seq_id, pos_max, p0);
+    }
+    const int32_t row = recurrent.page_reserve(seq_id, p0, p1 - 1);
+    if (row < 0) {
+        page_fail(LLAMA_KV_PAGE_ERR_NO_CELLS,
+                  "no free recurrent state: %" PRIu32 " of %" PRIu32 " are in use; raise n_seq_max or remove sequences",
+                  recurrent.used, recurrent.size);
+    }
+    ctx->page_fence(true);
+    cells[0] = uint32_t(row);
+}
+
 void page_release_cells(llama_context * ctx, llama_kv_cache & cache) {
     cache.page_rollback();
     ctx->page_fence(false);
 }
 
-void page_commit_cells(llama_context * ctx, const std::vector<llama_kv_cache *> & caches) {
-    for (auto * cache : caches) {
-        if (!cache->page_prepare()) {
-            page_fail(
-                LLAMA_KV_PAGE_ERR_STALE,
-                "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page "
-                "was written");
+void page_release_part(llama_context * ctx, const page_part & part) {
+    if (part.cache) {
+        part.cache->page_rollback();
+    } else {
+        part.recurrent->page_rollback();
+    }
+    ctx->page_fence(false);
+}
+
+namespace {
+
+[[noreturn]] void fail_stale() {
+    page_fail(LLAMA_KV_PAGE_ERR_STALE,
+              "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page "
+              "was written");
+}
+
+} // namespace
+
+void page_commit_cells(llama_context * ctx, llama_kv_cache & cache) {
+    if (!cache.page_prepare()) {
+        fail_stale();
+    }
+    cache.page_commit();
+    ctx->page_fence(false);
+}
+
+void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
+    for (const auto & part : parts) {
+        if (part.cache ? !part.cache->page_prepare() : !part.recurrent->page_prepare()) {
+            fail_stale();
         }
     }
-    for (auto * cache : caches) {
-        cache->page_commit();
+    for (const auto & part : parts) {
+        if (part.cache) {
+            part.cache->page_commit();
+        } else {
+            part.recurrent->page_commit();
+        }
+    }
+    if (auto * hybrid_idx = exactly<llama_memory_hybrid_idx>(ctx->get_memory())) {
+        hybrid_idx->page_committed(seq_id);
     }
     ctx->page_fence(false);
 }

@@ -3,6 +3,8 @@
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
+#include "llama-kv-page.h"
+#include "llama-memory-recurrent.h"
 
 #include <cstdint>
 #include <vector>
@@ -14,14 +16,34 @@ const char * page_type_name(int32_t type);
 // the context's cache, or a page_error that says why it cannot be paged
 llama_kv_cache & page_cache(llama_context * ctx);
 
-// One of the caches that make up a context's memory.
+// One of the modules that make up a context's memory: a cache with a cell a token, or a state after the last token.
 struct page_part {
-    llama_kv_cache * cache;
-    bool             is_windowed; // holds the last positions only
+    llama_kv_cache *         cache       = nullptr; // or
+    llama_memory_recurrent * recurrent   = nullptr;
+    bool                     is_windowed = false;   // a cache that holds the last positions only
+    bool                     is_indexer  = false;   // keys of an indexer
+    const llama_kv_cache *   like        = nullptr; // a page has to lie in the same cells of this cache
+
+    // the first position that a page which ends before p1 and begins at p0 has to have in this part
+    int32_t begin(int32_t p0, int32_t p1) const;
 };
 
-// the caches of a memory that archives can hold: a dense one, one with a window, or one of each
+// One tensor of a part.
+struct page_tensor {
+    size_t                  part;
+    llama_kv_page_component description; // of one token; no offset, no digest
+    ggml_tensor *           tensor;
+    uint32_t                n_cells; // that the tensor has
+};
+
+// what archives can hold of a memory; throws REFUSED
 std::vector<page_part> page_parts(llama_context * ctx);
+
+// of all parts, for the pool of cells that serves the sequence: in the order of layers, those of a part in its order
+std::vector<page_tensor> page_tensors(const std::vector<page_part> & parts, int32_t seq_id);
+
+// the name of the context's memory class, or "none"
+const char * page_memory_name(llama_context * ctx);
 
 // throws REFUSED_BACKEND if a layer of the cache is not in host memory
 void page_require_host(llama_context * ctx, const llama_kv_cache & cache);
@@ -32,17 +54,28 @@ ggml_backend_buffer_t page_buffer(const ggml_tensor * tensor);
 // sequence ids are below this
 uint32_t page_seq_id_limit(const llama_context * ctx);
 void     page_check_seq_id(const llama_context * ctx, int32_t seq_id);
+void     page_check_seq_id(const llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id);
 
 // the cells of positions [p0, p1), in order; throws ERR_MISSING. The memory has been drained.
 std::vector<uint32_t> page_find_cells(const llama_kv_cache & cache, int32_t seq_id, int32_t p0, int32_t p1);
 
-// Reserve cells for n_tokens positions from p0 on and close the context's fence. The cells stay the cache's until one
-// of the next two functions is called. A windowed cache may lack positions before p0.
-const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id,
-                                                 int32_t p0, uint32_t n_tokens);
+// the cells of a part, or the row of its state after position p1 - 1; throws ERR_MISSING
+std::vector<uint32_t> page_find_cells(const page_part & part, int32_t seq_id, int32_t p0, int32_t p1);
 
-// free them again, zeroed
+// Reserve cells for n_tokens positions from p0 on and close the context's fence. The cells stay the cache's until one
+// of the next two functions is called. A windowed cache may lack positions before p0. `tokens`: their ids, or NULL.
+const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id,
+                                                 int32_t p0, uint32_t n_tokens, const int32_t * tokens = nullptr,
+                                                 const llama_kv_cache * like = nullptr);
+
+// The same for positions [from, p1) of a part of a page that begins at p0. `cells` has room for them.
+void page_reserve_part(llama_context * ctx, const page_part & part, int32_t seq_id, int32_t p0, int32_t from,
+                       int32_t p1, const int32_t * tokens, std::vector<uint32_t> & cells);
+
+// free them again: cells zeroed, a state as it was
 void page_release_cells(llama_context * ctx, llama_kv_cache & cache);
+void page_release_part(llama_context * ctx, const page_part & part);
 
 // make them part of the sequence, all or nothing; throws ERR_STALE, and they are still to be released
-void page_commit_cells(llama_context * ctx, const std::vector<llama_kv_cache *> & caches);
+void page_commit_cells(llama_context * ctx, llama_kv_cache & cache);
+void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id);

@@ -1,18 +1,8 @@
 // Every architecture that llama.cpp can run: either its pages go through bit by bit, or every entry point refuses it
 // with the status of its memory class. This is the one white-box test: models come from llama.cpp's own test of all
 // architectures, which uses its internal headers.
+#include "every_architecture.h"
 #include "page_fixture.h"
-
-#if defined(__GNUC__)
-#    pragma GCC diagnostic push
-#    pragma GCC diagnostic ignored "-Wunused-function"
-#endif
-#define main test_llama_archs_main
-#include "test-llama-archs.cpp"
-#undef main
-#if defined(__GNUC__)
-#    pragma GCC diagnostic pop
-#endif
 
 #include <functional>
 #include <map>
@@ -20,34 +10,6 @@
 namespace {
 
 constexpr int32_t n_page = 24;
-
-struct model_case {
-    llm_arch arch;
-    bool     moe;
-
-    std::string name() const { return std::string(llm_arch_name(arch)) + (moe ? " (MoE)" : ""); }
-};
-
-std::vector<model_case> all_cases() {
-    std::vector<model_case> res;
-    for (const llm_arch arch : llm_arch_all()) {
-        // those that llama.cpp's test leaves out too
-        if (!arch_supported(arch) || arch == LLM_ARCH_EAGLE3 || arch == LLM_ARCH_DFLASH) {
-            continue;
-        }
-        for (const bool moe : { false, true }) {
-            if (moe ? moe_implemented(arch) : !moe_mandatory(arch)) {
-                res.push_back({ arch, moe });
-            }
-        }
-    }
-    return res;
-}
-
-llama_model_ptr make_case(const model_case & c) {
-    const gguf_context_ptr gguf = get_gguf_ctx(c.arch, c.moe);
-    return make_model(gguf.get());
-}
 
 llama_context_ptr make_case_context(llama_model * model, bool flash_attn) {
     llama_context_params params = llama_context_default_params();

@@ -1,0 +1,362 @@
+// Archives of every memory class: dummy models of every architecture, flash attention on and off, one pool of cells and
+// one a sequence, pairs of cache types. What a restored context does next is what the context did that was saved, and
+// an import that fails leaves no trace. Prints the table of what works and what is refused by which status.
+#include "every_architecture.h"
+#include "llama-cachegen.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace {
+
+using byte_vector = std::vector<uint8_t>;
+
+constexpr int32_t n_page = 150; // longer than the windows of the dummy models
+
+struct context_case {
+    ggml_type type_k     = GGML_TYPE_F16;
+    ggml_type type_v     = GGML_TYPE_F16;
+    bool      flash_attn = true;
+    bool      unified    = true;
+    bool      swa_full   = false;
+};
+
+llama_context_ptr make_class_context(llama_model * model, const context_case & c) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = c.unified ? n_cells : 2 * n_cells;
+    params.n_batch              = 64;
+    params.n_ubatch             = 64;
+    params.n_seq_max            = 2;
+    params.n_threads            = 1;
+    params.n_threads_batch      = 1;
+    params.type_k               = c.type_k;
+    params.type_v               = c.type_v;
+    params.kv_unified           = c.unified;
+    params.swa_full             = c.swa_full;
+    params.flash_attn_type      = c.flash_attn ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    return llama_context_ptr(llama_init_from_model(model, params));
+}
+
+void decode_all(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_token> & tokens, int32_t p0 = 0) {
+    for (size_t i = 0; i < tokens.size(); i += 64) {
+        const auto end = std::min(tokens.size(), i + 64);
+        decode(ctx, seq_id, p0 + int32_t(i),
+               { tokens.begin() + std::ptrdiff_t(i), tokens.begin() + std::ptrdiff_t(end) });
+    }
+}
+
+std::vector<llama_cachegen_component_caps> components_of(llama_context * ctx, int32_t & status) {
+    uint32_t n = 0;
+    status     = llama_cachegen_get_caps(ctx, LLAMA_CACHEGEN_FORMAT_LCG3, nullptr, 0, &n);
+    std::vector<llama_cachegen_component_caps> caps(status == LLAMA_KV_PAGE_OK ? n : 0);
+    if (!caps.empty()) {
+        CHECK_STATUS(LLAMA_KV_PAGE_OK, llama_cachegen_get_caps(ctx, LLAMA_CACHEGEN_FORMAT_LCG3, caps.data(), n, &n));
+    }
+    return caps;
+}
+
+int32_t append(void * user_data, uint64_t offset, const void * bytes, uint64_t n_bytes) {
+    auto & archive = *static_cast<byte_vector *>(user_data);
+    if (archive.size() < offset + n_bytes) {
+        archive.resize(offset + n_bytes);
+    }
+    memcpy(archive.data() + offset, bytes, n_bytes);
+    return 0;
+}
+
+// n_levels 0: lossless
+int32_t try_export(llama_context * ctx, llama_seq_id seq_id, int32_t p1, uint32_t n_levels, byte_vector & archive) {
+    int32_t                            status = LLAMA_KV_PAGE_OK;
+    std::vector<llama_cachegen_coding> codings;
+    for (const auto & c : components_of(ctx, status)) {
+        const bool is_kv = c.kind == LLAMA_KV_PAGE_KIND_K || c.kind == LLAMA_KV_PAGE_KIND_V;
+        codings.push_back({ c.layer, c.kind, is_kv ? n_levels : 0, GGML_TYPE_F16, 1 });
+    }
+    if (status != LLAMA_KV_PAGE_OK) {
+        return status;
+    }
+    llama_cachegen_profile profile = {};
+    profile.struct_size            = sizeof(profile);
+    profile.block_tokens           = 64;
+    profile.n_exact_tokens         = n_levels ? 2 : 0;
+    profile.n_models               = 4;
+    profile.n_classes              = 1;
+    memcpy(profile.name, "test", 4);
+    uint64_t archive_bytes = 0;
+    archive.clear();
+    const int32_t result = llama_cachegen_export(ctx, seq_id, 0, p1, &profile, codings.data(), uint32_t(codings.size()),
+                                                 append, &archive, nullptr, &archive_bytes, nullptr);
+    if (result == LLAMA_KV_PAGE_OK) {
+        CHECK_EQ(archive.size(), archive_bytes);
+    }
+    return result;
+}
+
+llama_cachegen_options options_with(const std::vector<llama_token> & tokens) {
+    llama_cachegen_options options = {};
+    options.struct_size            = sizeof(options);
+    options.tokens                 = tokens.data();
+    return options;
+}
+
+int32_t import_all(llama_context * ctx, llama_seq_id seq_id, const byte_vector & archive, uint32_t n_tokens,
+                   const llama_cachegen_options * options) {
+    return llama_cachegen_import_archive(ctx, seq_id, 0, archive.data(), archive.size(), 0, n_tokens, options, nullptr);
+}
+
+// everything llama.cpp saves of a context: cells, positions, states
+byte_vector whole_state(llama_context * ctx) {
+    byte_vector state(llama_state_get_size(ctx));
+    CHECK_EQ(llama_state_get_data(ctx, state.data(), state.size()), state.size());
+    return state;
+}
+
+struct stop_at {
+    uint32_t n_calls = 0;
+    uint32_t n_good;
+
+    static int32_t go_on(void * user_data, uint64_t, uint64_t) {
+        auto & self = *static_cast<stop_at *>(user_data);
+        return self.n_calls++ < self.n_good;
+    }
+};
+
+uint32_t g_n_rollbacks = 0;
+
+// what fails in an import leaves the context as it was: stopped at every block, damaged, and asked for a part of a
+// state
+void check_rollbacks(llama_context * ctx, const byte_vector & archive, const std::vector<llama_token> & tokens,
+                     bool has_state) {
+    const byte_vector before    = whole_state(ctx);
+    uint32_t          n_good    = 0;
+    bool              completed = false;
+    const auto        check     = [&](const char * what) {
+        SCOPE(what);
+        g_n_rollbacks++;
+        CHECK_EQ(pos_max(ctx, 1), -1);
+        CHECK_SAME_BITS(before, whole_state(ctx));
+    };
+    while (!completed) {
+        auto    options      = options_with(tokens);
+        stop_at stop         = { 0, n_good++ };
+        options.go_on        = stop_at::go_on;
+        options.user_data    = &stop;
+        const int32_t status = import_all(ctx, 1, archive, n_page, &options);
+        completed            = status == LLAMA_KV_PAGE_OK;
+        if (completed) {
+            CHECK(llama_memory_seq_rm(llama_get_memory(ctx), 1, -1, -1));
+        } else {
+            CHECK_STATUS(LLAMA_KV_PAGE_ERR_CANCELLED, status);
+            check("stopped");
+        }
+    }
+    CHECK(n_good > 1);
+    const auto  options = options_with(tokens);
+    byte_vector damaged = archive;
+    damaged[damaged.size() - 24] ^= 0x10; // in the last block
+    const int32_t status = import_all(ctx, 1, damaged, n_page, &options);
+    CHECK(status != LLAMA_KV_PAGE_OK);
+    check("damaged");
+    if (has_state) {
+        CHECK_STATUS(LLAMA_KV_PAGE_ERR_WINDOW, import_all(ctx, 1, archive, n_page - 10, &options));
+        check("part of a state");
+    }
+}
+
+struct result {
+    int32_t     status = LLAMA_KV_PAGE_OK;
+    std::string memory;
+    bool        is_offered = true;
+};
+
+bool is_state_kind(int32_t kind) {
+    return kind >= LLAMA_KV_PAGE_KIND_STATE_R;
+}
+
+// the whole path; fails the test if what was restored is not what was saved
+result run_case(llama_model * model, const context_case & c, bool with_rollbacks) {
+    result res;
+    if (llama_model_has_encoder(model) && !c.unified) {
+        res.is_offered = false; // llama.cpp ends the process: its decoder's graph wants one pool
+        return res;
+    }
+    const llama_context_ptr src = make_class_context(model, c);
+    if (!src) {
+        take_log();
+        res.is_offered = false;
+        return res;
+    }
+    res.memory       = llama_cachegen_memory_class(src.get());
+    const auto  caps = components_of(src.get(), res.status);
+    byte_vector archive;
+    if (res.status != LLAMA_KV_PAGE_OK) {
+        CHECK_STATUS(res.status, try_export(src.get(), 0, 1, 0, archive));
+        CHECK_STATUS(res.status, llama_cachegen_validate(src.get(), 0, 0, "LCG3", 4, 1000, 0, 1, nullptr));
+        return res;
+    }
+    const bool has_state =
+        std::any_of(caps.begin(), caps.end(), [](const auto & one) { return is_state_kind(one.kind); });
+
+    const std::vector<llama_token> tokens = random_tokens(n_page, 5);
+    decode_all(src.get(), 0, random_tokens(9, 6)); // a neighbour
+    decode_all(src.get(), 1, tokens);
+    res.status = try_export(src.get(), 1, n_page, 0, archive);
+    if (res.status != LLAMA_KV_PAGE_OK) {
+        return res;
+    }
+    if (has_state) {
+        byte_vector none;
+        CHECK_STATUS(LLAMA_KV_PAGE_ERR_MISSING, try_export(src.get(), 1, n_page - 1, 0, none));
+    }
+
+    const auto options = options_with(tokens);
+    if (with_rollbacks) {
+        const llama_context_ptr ctx = make_class_context(model, c);
+        decode_all(ctx.get(), 0, random_tokens(9, 6));
+        check_rollbacks(ctx.get(), archive, tokens, has_state);
+    }
+    const llama_context_ptr dst = make_class_context(model, c);
+    decode_all(dst.get(), 0, random_tokens(9, 6));
+    CHECK_STATUS(LLAMA_KV_PAGE_OK, import_all(dst.get(), 1, archive, n_page, &options));
+    CHECK_EQ(pos_max(dst.get(), 1), n_page - 1);
+    byte_vector again;
+    CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(dst.get(), 1, n_page, 0, again));
+    CHECK_SAME_BITS(archive, again);
+
+    byte_vector coarse;
+    CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(src.get(), 1, n_page, 31, coarse));
+
+    // the same neighbour and the same cells: then the same sums, bit by bit
+    CHECK_SAME_BITS(greedy(src.get(), 1, n_page, 7, 4), greedy(dst.get(), 1, n_page, 7, 4));
+    CHECK_SAME_BITS(greedy(src.get(), 0, 9, 7, 2), greedy(dst.get(), 0, 9, 7, 2));
+
+    // a lossy one is restored too, and what comes of it is finite
+    const llama_context_ptr other = make_class_context(model, c);
+    CHECK_STATUS(LLAMA_KV_PAGE_OK, import_all(other.get(), 1, coarse, n_page, &options));
+    for (const float logit : greedy(other.get(), 1, n_page, 7, 2)) {
+        CHECK(std::isfinite(logit));
+    }
+    return res;
+}
+
+struct pair_case {
+    ggml_type type_k;
+    ggml_type type_v;
+};
+
+constexpr std::array<pair_case, 8> pairs = { {
+    { GGML_TYPE_F16, GGML_TYPE_F16 },
+    { GGML_TYPE_F32, GGML_TYPE_F32 },
+    { GGML_TYPE_BF16, GGML_TYPE_BF16 },
+    { GGML_TYPE_Q8_0, GGML_TYPE_F16 },
+    { GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 },
+    { GGML_TYPE_Q4_0, GGML_TYPE_F16 },
+    { GGML_TYPE_Q4_0, GGML_TYPE_Q4_0 },
+    { GGML_TYPE_Q5_1, GGML_TYPE_F16 }, // no codec for it
+} };
+
+std::string name_of(const pair_case & pair) {
+    return std::string(ggml_type_name(pair.type_k)) + "/" + ggml_type_name(pair.type_v);
+}
+
+// what a class, a pair of types, FA and pools gave, over its architectures
+using cell_key = std::tuple<std::string, size_t, bool, bool>;
+
+std::map<cell_key, std::map<std::string, uint32_t>> g_cells;
+std::map<std::string, std::set<std::string>>        g_architectures;
+
+void print_table() {
+    printf("\narchives by memory class: architectures ok, or refused by a status; '-': llama.cpp offers no such "
+           "context\n");
+    printf("%-12s %-10s %-24s %-24s %-24s %s\n", "memory", "K/V", "FA, one pool", "FA, pool each", "no FA, one pool",
+           "no FA, pool each");
+    for (const auto & [memory, names] : g_architectures) {
+        for (size_t i = 0; i < pairs.size(); ++i) {
+            std::string line;
+            bool        any = false;
+            for (bool flash_attn : { true, false }) {
+                for (bool unified : { true, false }) {
+                    std::string cell;
+                    const auto  found = g_cells.find({ memory, i, flash_attn, unified });
+                    if (found != g_cells.end()) {
+                        for (const auto & [status, n] : found->second) {
+                            cell += (cell.empty() ? "" : " ") + status + " " + std::to_string(n);
+                            any = true;
+                        }
+                    }
+                    cell.resize(std::max<size_t>(cell.size(), 24), ' ');
+                    line += (cell[0] == ' ' ? "-" + cell.substr(1) : cell) + " ";
+                }
+            }
+            if (any) {
+                printf("%-12s %-10s %s\n", memory.c_str(), name_of(pairs[i]).c_str(), line.c_str());
+            }
+        }
+    }
+    for (const auto & [memory, names] : g_architectures) {
+        printf("%s (%zu):", memory.c_str(), names.size());
+        for (const auto & name : names) {
+            printf(" %s", name.c_str());
+        }
+        printf("\n");
+    }
+}
+
+} // namespace
+
+TEST(every_memory_class) {
+    uint32_t                        n_ok      = 0;
+    uint32_t                        n_refused = 0;
+    uint32_t                        n_absent  = 0;
+    uint32_t                        n_failed  = 0;
+    std::map<std::string, uint32_t> n_full; // architectures of a class that have gone through all pairs
+    for (const auto & arch : all_cases()) {
+        SCOPE(arch.name());
+        const llama_model_ptr model = make_case(arch);
+        std::string           memory;
+        for (size_t i = 0; i < pairs.size(); ++i) {
+            // all pairs for three architectures of a class, one for the others
+            if (i == 1 && n_full[memory]++ >= 3) {
+                break;
+            }
+            for (bool flash_attn : { true, false }) {
+                for (bool unified : { true, false }) {
+                    const context_case c = { pairs[i].type_k, pairs[i].type_v, flash_attn, unified, false };
+                    SCOPE(name_of(pairs[i]) + (flash_attn ? ", FA" : ", no FA") + (unified ? ", one pool" : ", pools"));
+                    try {
+                        const result res = run_case(model.get(), c, i == 0);
+                        if (!res.is_offered) {
+                            n_absent++;
+                            continue;
+                        }
+                        memory = res.memory;
+                        g_architectures[memory].insert(arch.name());
+                        const bool is_ok = res.status == LLAMA_KV_PAGE_OK;
+                        (is_ok ? n_ok : n_refused)++;
+                        g_cells[{ memory, i, flash_attn, unified }]
+                               [is_ok ? "ok" : llama_kv_page_status_name(res.status)]++;
+                    } catch (const harness::failure &) {
+                        n_failed++;
+                    }
+                }
+            }
+        }
+    }
+    print_table();
+    printf("memory classes: %u contexts ok, %u refused, %u not offered, %u failed; %u rollbacks left no trace\n", n_ok,
+           n_refused, n_absent, n_failed, g_n_rollbacks);
+    CHECK_EQ(n_failed, 0u);
+    for (const char * memory : { "dense", "iswa", "recurrent", "hybrid", "hybrid-iswa", "hybrid-idx", "dsa", "dsa-iswa",
+                                 "msa", "dsv4", "none" }) {
+        SCOPE(memory);
+        CHECK(g_architectures.count(memory) == 1);
+    }
+}
+
+int main(int argc, char ** argv) {
+    capture_log();
+    return harness::run(argc, argv);
+}
