@@ -17,6 +17,7 @@ EXECUTABLES = {
     "test-cachegen-archives",
     "test-codec-decoder",
     "test-codec-isa",
+    "test-memory-classes",
     "test-page-matrix",
     "test-page-transaction",
     "test-page-drain",
@@ -83,6 +84,12 @@ def _ctest(build: Path, title: str) -> str:
     matrix = re.findall(r"^\d+: ((?:K +V is stored|\w+ +(?:transp\.|rows), |matrix:).*)$", result.stdout, re.MULTILINE)
     if title == "plain":
         NATIVE_REPORTS.append(("round trips of a page: type x layout x pool; head size 64 / 32", "\n".join(matrix)))
+        classes = re.findall(
+            r"^\d+: ((?:memory|windows|[a-z0-9-]+) +\S.*(?:pool|ok \d|REFUSED).*|[a-z0-9-]+ \(\d+\): .*)$",
+            result.stdout,
+            re.MULTILINE,
+        )
+        NATIVE_REPORTS.append(("archives: memory class x type x FA x pool; architectures", "\n".join(classes)))
         archives = re.findall(r"^\d+: ((?:archive|faults): .*)$", result.stdout, re.MULTILINE)
         NATIVE_REPORTS.append(
             ("archives into caches: type x layout x pool; allocations that failed", "\n".join(archives))
