@@ -198,6 +198,19 @@ void check_stats(const llama_kv_page_stats * stats) {
     }
 }
 
+// the values in effect, defaults resolved
+void fill_rope(const llama_context * ctx, llama_kv_page_info & info) {
+    const auto & cparams  = ctx->get_cparams();
+    info.rope_type        = llama_model_rope_type(&ctx->get_model());
+    info.n_ctx_orig_yarn  = cparams.n_ctx_orig_yarn;
+    info.rope_freq_base   = cparams.rope_freq_base;
+    info.rope_freq_scale  = cparams.rope_freq_scale;
+    info.yarn_ext_factor  = cparams.yarn_ext_factor;
+    info.yarn_attn_factor = cparams.yarn_attn_factor;
+    info.yarn_beta_fast   = cparams.yarn_beta_fast;
+    info.yarn_beta_slow   = cparams.yarn_beta_slow;
+}
+
 void check_payload(const void * data, uint64_t n_bytes, uint64_t payload_bytes) {
     if (!data) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "the payload is NULL");
@@ -336,9 +349,8 @@ int32_t llama_kv_page_describe(llama_context * ctx, int32_t seq_id, int32_t p0, 
                       "info->component_struct_size is %" PRIu32 ", this library (ABI %d) has %zu",
                       info->component_struct_size, LLAMA_KV_PAGE_ABI_VERSION, sizeof(llama_kv_page_component));
         }
-        auto &       cache   = dense_cache(ctx);
-        const auto   layout  = make_layout(ctx, cache, seq_id, p0, int64_t(p1) - p0);
-        const auto & cparams = ctx->get_cparams();
+        auto &     cache  = dense_cache(ctx);
+        const auto layout = make_layout(ctx, cache, seq_id, p0, int64_t(p1) - p0);
 
         if (components) {
             if (n_components_max < layout.components.size()) {
@@ -349,19 +361,26 @@ int32_t llama_kv_page_describe(llama_context * ctx, int32_t seq_id, int32_t p0, 
             std::copy(layout.components.begin(), layout.components.end(), components);
         }
 
-        info->n_components     = uint32_t(layout.components.size());
-        info->n_tokens         = layout.n_tokens;
-        info->pos_begin        = p0;
-        info->stream           = layout.stream;
-        info->payload_bytes    = layout.payload_bytes;
-        info->rope_type        = llama_model_rope_type(&ctx->get_model());
-        info->n_ctx_orig_yarn  = cparams.n_ctx_orig_yarn;
-        info->rope_freq_base   = cparams.rope_freq_base;
-        info->rope_freq_scale  = cparams.rope_freq_scale;
-        info->yarn_ext_factor  = cparams.yarn_ext_factor;
-        info->yarn_attn_factor = cparams.yarn_attn_factor;
-        info->yarn_beta_fast   = cparams.yarn_beta_fast;
-        info->yarn_beta_slow   = cparams.yarn_beta_slow;
+        info->n_components  = uint32_t(layout.components.size());
+        info->n_tokens      = layout.n_tokens;
+        info->pos_begin     = p0;
+        info->stream        = layout.stream;
+        info->payload_bytes = layout.payload_bytes;
+        fill_rope(ctx, *info);
+    });
+}
+
+int32_t llama_kv_page_get_rope(llama_context * ctx, llama_kv_page_info * info) {
+    return page_guard([&] {
+        check_struct(info, "info");
+        if (!ctx) {
+            page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "ctx is NULL");
+        }
+        const uint32_t component_struct_size = info->component_struct_size;
+        *info                                = {};
+        info->struct_size                    = sizeof(*info);
+        info->component_struct_size          = component_struct_size;
+        fill_rope(ctx, *info);
     });
 }
 

@@ -220,6 +220,12 @@ LLAMA_KV_PAGE_API int32_t llama_kv_page_describe(struct llama_context * ctx, int
                                                  struct llama_kv_page_component * components,
                                                  uint32_t                         n_components_max);
 
+/* What the K and V values of this context depend on besides the weights and the tokens, whatever its memory: the fields
+ * of info from rope_type on. The others become 0.
+ *   ctx               IN     borrowed
+ *   info              INOUT  caller's struct */
+LLAMA_KV_PAGE_API int32_t llama_kv_page_get_rope(struct llama_context * ctx, struct llama_kv_page_info * info);
+
 /* The payload size of a page of positions [p0, p1): what llama_kv_page_export() writes.
  *   payload_bytes     OUT    caller's variable */
 LLAMA_KV_PAGE_API int32_t llama_kv_page_size(struct llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1,

@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from . import _binding
 from ._binding import ffi, lib
 from .codec.profiles import Profile
-from .ggml_types import GgmlType
-from .page_file import ComponentKind, PageComponent
+from .ggml_types import GgmlType, type_name
+from .page_file import ComponentKind
 
 __all__ = ["Cancel", "ComponentCapability", "FileSink", "component_capabilities", "import_options", "native_profile"]
 
@@ -29,8 +32,8 @@ class ComponentCapability:
 
     Attributes:
         layer: model layer.
-        kind: K or V.
-        type_name: ggml type of its tensor.
+        kind: K, V, an indexer's K or a recurrent state.
+        type: ggml type of its tensor.
         transposed: stored channel by channel.
         can_import: its backend decodes LCG3 into it.
         can_export: its backend encodes LCG3 from it.
@@ -39,17 +42,25 @@ class ComponentCapability:
 
     layer: int
     kind: ComponentKind
-    type_name: str
+    type: int
     transposed: bool
     can_import: bool
     can_export: bool
     backend: str
 
+    @property
+    def type_name(self) -> str:
+        """The name of its type."""
+        return type_name(self.type)
+
+    @property
+    def is_state(self) -> bool:
+        """Part of a recurrent state: there is one for a sequence, after its last token."""
+        return self.kind >= ComponentKind.STATE_R
+
 
 def component_capabilities(ctx: Any) -> tuple[ComponentCapability, ...]:
     """Every component, in the order of its page."""
-    from .ggml_types import type_name
-
     n = ffi.new("uint32_t *")
     _binding.check(lib.llama_cachegen_get_caps(ctx, lib.LLAMA_CACHEGEN_FORMAT_LCG3, ffi.NULL, 0, n))
     records = ffi.new("struct llama_cachegen_component_caps[]", n[0])
@@ -58,7 +69,7 @@ def component_capabilities(ctx: Any) -> tuple[ComponentCapability, ...]:
         ComponentCapability(
             layer=record.layer,
             kind=ComponentKind(record.kind),
-            type_name=type_name(record.type),
+            type=record.type,
             transposed=bool(record.transposed),
             can_import=bool(record.can_import),
             can_export=bool(record.can_export),
@@ -74,7 +85,7 @@ def _scale_type(profile: Profile, source: int) -> int:
     return source if source in (GgmlType.F16, GgmlType.BF16) else int(GgmlType.F32)
 
 
-def native_profile(profile: Profile, components: Sequence[PageComponent]) -> tuple[Any, Any]:
+def native_profile(profile: Profile, components: Sequence[ComponentCapability]) -> tuple[Any, Any]:
     """struct llama_cachegen_profile and one llama_cachegen_coding for each component."""
     native = _binding.new_struct("llama_cachegen_profile")
     native.block_tokens = profile.block_tokens
@@ -88,7 +99,7 @@ def native_profile(profile: Profile, components: Sequence[PageComponent]) -> tup
     for coding, component in zip(codings, components, strict=True):
         coding.layer = component.layer
         coding.kind = int(component.kind)
-        if not profile.is_exact:
+        if not profile.is_exact and component.kind in (ComponentKind.K, ComponentKind.V):
             kind = "K" if component.kind is ComponentKind.K else "V"
             coding.n_levels = profile.n_levels(kind, component.layer, n_layers)  # type: ignore[arg-type]
             coding.scale_type = _scale_type(profile, component.type)
@@ -162,8 +173,10 @@ def py_cachegen_go_on(user_data: Any, _done_bytes: int, _total_bytes: int) -> in
 
 
 @contextlib.contextmanager
-def import_options(n_threads: int, cancel: Cancel | None, sink: FileSink | None = None) -> Iterator[tuple[Any, Any]]:
-    """struct llama_cachegen_options and the user data that belongs to it.
+def import_options(
+    n_threads: int, cancel: Cancel | None, sink: FileSink | None = None, tokens: NDArray[np.int32] | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """struct llama_cachegen_options and the user data that belongs to it; `tokens`: those an import restores.
 
     An error of the sink or of `cancel`, KeyboardInterrupt too, is raised in place of the CancelledError it leads to.
     """
@@ -173,6 +186,8 @@ def import_options(n_threads: int, cancel: Cancel | None, sink: FileSink | None 
     options.n_threads = n_threads
     options.go_on = lib.py_cachegen_go_on
     options.user_data = handle
+    ids = None if tokens is None else ffi.from_buffer("int32_t[]", tokens)
+    options.tokens = ffi.NULL if ids is None else ids
     try:
         yield options, handle
     except BaseException:

@@ -111,6 +111,7 @@ _MISS_REASONS = {
     lib.LLAMA_KV_PAGE_ERR_ROTATION: MissReason.ROTATION,
     lib.LLAMA_KV_PAGE_ERR_LAYOUT: MissReason.LAYOUT,
     lib.LLAMA_KV_PAGE_ERR_WIDTH: MissReason.WIDTH,
+    lib.LLAMA_KV_PAGE_ERR_WINDOW: MissReason.WINDOW,
 }
 
 _ERRORS: dict[int, type[errors.NativeError]] = {
@@ -123,7 +124,6 @@ _ERRORS: dict[int, type[errors.NativeError]] = {
     lib.LLAMA_KV_PAGE_ERR_INCOMPLETE: errors.ReservationError,
     lib.LLAMA_KV_PAGE_ERR_CANCELLED: errors.CancelledError,
     lib.LLAMA_KV_PAGE_ERR_DIGEST: errors.PageDigestError,
-    lib.LLAMA_KV_PAGE_ERR_WINDOW: errors.PageRangeError,
     lib.LLAMA_KV_PAGE_ERR_ARCHIVE: errors.ArchiveImportError,
     lib.LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT: errors.ArchiveImportError,
     lib.LLAMA_KV_PAGE_ERR_NON_FINITE: errors.NonFiniteError,

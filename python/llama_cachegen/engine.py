@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import _binding, _log
 from ._archive_calls import ComponentCapability, component_capabilities
 from ._binding import ffi, lib, llama
-from .errors import ContextError
+from .errors import ContextError, UnsupportedMemoryError
 from .ggml_types import GgmlType
 from .models import model_digest, resolve_model
 from .page_identity import PageIdentity, RopeIdentity
@@ -44,14 +44,16 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What the context of an engine can do with pages.
 
     Attributes:
-        supported: False if the context's memory cannot be paged; status_name and reason say why.
+        supported: False if native pages cannot hold the context's memory; status_name and reason say why.
         n_seq_max: sequence ids are 0 .. n_seq_max - 1.
         n_streams: 1 if all sequences share one pool of cells, else one pool each.
         n_cells: cells in one pool.
         n_components: K and V tensors of a page.
         v_transposed: V is stored channel by channel (flash attention off).
         bytes_per_token: payload of one token.
-        archives: what can be done with each component by archives, and where it lies; empty if not supported.
+        memory: class of the context's memory: "dense", "iswa", "recurrent", "hybrid", ...
+        archives: what can be done with each component by archives, and where it lies; empty if archives cannot hold
+            this memory either: archives_reason then says why.
     """
 
     supported: bool
@@ -64,7 +66,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     n_components: int
     v_transposed: bool
     bytes_per_token: int
+    memory: str = ""
     archives: tuple[ComponentCapability, ...] = ()
+    archives_reason: str = ""
 
 
 class Engine:
@@ -77,6 +81,8 @@ class Engine:
         flash_attn: True stores V in rows; False stores it transposed, and quantised V is then not possible.
         n_seq_max: sequences (sessions) at a time.
         kv_unified: True lets all sequences share one pool of n_ctx * n_seq_max cells.
+        swa_full: of models with a sliding window: True keeps all positions, so that the sequence can be cut back and an
+            archive of it restores any prefix; False keeps the window.
         n_batch, n_ubatch: tokens a decode call and a compute graph take.
         n_threads: threads of decode and of page copies; default: all cores.
         n_gpu_layers: layers to offload. Only layers in host memory can be paged.
@@ -98,6 +104,7 @@ class Engine:
         flash_attn: bool = True,
         n_seq_max: int = 1,
         kv_unified: bool = False,
+        swa_full: bool = False,
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_threads: int | None = None,
@@ -140,6 +147,7 @@ class Engine:
         params.type_v = int(self.type_v)
         params.flash_attn_type = 1 if flash_attn else 0
         params.kv_unified = kv_unified
+        params.swa_full = swa_full
         params.rope_freq_base = rope_freq_base
         params.rope_freq_scale = rope_freq_scale
         params.offload_kqv = n_gpu_layers > 0
@@ -226,16 +234,29 @@ class Engine:
 
     # pages
 
+    @functools.cached_property
+    def has_state(self) -> bool:
+        """True if the model keeps a recurrent state, which cannot be cut back to an earlier token."""
+        self._check_open()
+        return bool(llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
+
     def capabilities(self) -> Capabilities:
         """What this context can do with pages, before any page is read."""
         self._check_open()
         caps = _binding.new_struct("llama_kv_page_caps")
         _binding.check(lib.llama_kv_page_get_caps(self._native_ctx, caps))
         supported = caps.status == lib.LLAMA_KV_PAGE_OK
+        reason = "" if supported else _binding.last_message()
+        archives: tuple[ComponentCapability, ...] = ()
+        archives_reason = ""
+        try:
+            archives = component_capabilities(self._native_ctx)
+        except UnsupportedMemoryError as error:
+            archives_reason = str(error)
         return Capabilities(
             supported=supported,
             status_name=ffi.string(lib.llama_kv_page_status_name(caps.status)).decode(),
-            reason="" if supported else _binding.last_message(),
+            reason=reason,
             abi_version=caps.abi_version,
             n_seq_max=self.n_seq_max,
             n_streams=caps.n_streams,
@@ -243,14 +264,17 @@ class Engine:
             n_components=caps.n_components,
             v_transposed=bool(caps.v_transposed),
             bytes_per_token=caps.bytes_per_token,
-            archives=component_capabilities(self._native_ctx) if supported else (),
+            memory=ffi.string(lib.llama_cachegen_memory_class(self._native_ctx)).decode(),
+            archives=archives,
+            archives_reason=archives_reason,
         )
 
     @functools.cached_property
     def identity(self) -> PageIdentity:
         """Everything besides the tokens that the K and V values of this context depend on."""
         self._check_open()
-        info = _binding.describe(self._native_ctx, 0, 0, 1)
+        info = _binding.new_struct("llama_kv_page_info")
+        _binding.check(lib.llama_kv_page_get_rope(self._native_ctx, info))
         return PageIdentity(
             model_blake3=model_digest(self.model_path),
             model_name=self.model_path.name,

@@ -47,6 +47,7 @@ class MissReason(str, enum.Enum):
     ROTATION = "rotation"
     LAYOUT = "layout"
     WIDTH = "width"
+    WINDOW = "window"
     ROPE = "rope"
     LLAMA_COMMIT = "llama_commit"
     PATCH_DIGEST = "patch_digest"

@@ -54,10 +54,14 @@ _UINT64_MAX = 2**64 - 1
 
 
 class ComponentKind(enum.IntEnum):
-    """enum llama_kv_page_kind."""
+    """enum llama_kv_page_kind. Native pages have K and V; archives have the others too."""
 
     K = 1
     V = 2
+    INDEXER_K = 3
+    STATE_R = 4
+    STATE_S = 5
+    STATE_P = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,10 +151,9 @@ def check_layout(components: Sequence[PageComponent], n_tokens: int, payload_byt
     seen: set[tuple[int, int]] = set()
     end = 0
     for i, c in enumerate(components):
-        try:
-            kind = ComponentKind(c.kind)
-        except ValueError:
-            raise ValueError(f"component {i}: kind {c.kind} is neither 1 (K) nor 2 (V)") from None
+        if c.kind not in (ComponentKind.K, ComponentKind.V):
+            raise ValueError(f"component {i}: kind {int(c.kind)} is neither 1 (K) nor 2 (V)")
+        kind = ComponentKind(c.kind)
         where = f"component {i}, layer {c.layer} {kind.name}"
         if not 0 <= c.layer <= _INT32_MAX or not 0 <= c.type <= _INT32_MAX:
             raise ValueError(f"{where}: layer {c.layer} or type {c.type} is negative or too large")

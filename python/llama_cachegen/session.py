@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _binding
-from ._archive_calls import Cancel
+from ._archive_calls import Cancel, ComponentCapability
 from ._binding import ffi, lib, llama
 from ._timing import ms_since
 from .archive_file import ARCHIVE_MAGIC, ArchiveFile
@@ -57,8 +57,8 @@ def _token_row(tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[Any]:
     return array
 
 
-def component_types(components: Sequence[PageComponent]) -> dict[str, str]:
-    """The ggml types of K and V, several joined by "+", from the components themselves."""
+def component_types(components: Sequence[PageComponent | ComponentCapability]) -> dict[str, str]:
+    """The ggml types of K, V and others, several joined by "+", from the components themselves."""
     types: dict[str, list[str]] = {}
     for component in components:
         names = types.setdefault(component.kind.name, [])
@@ -106,12 +106,32 @@ class Session:
         self.engine._check_open()
 
     def _truncate(self, n_tokens: int) -> None:
-        """Make the sequence hold exactly the first n_tokens tokens."""
+        """Make the sequence hold exactly the first n_tokens tokens; none if a recurrent state has gone past them."""
+        n_left = n_tokens
         try:
-            llama.llama_memory_seq_rm(self.engine._memory, self.seq_id, n_tokens, -1)
+            if not llama.llama_memory_seq_rm(self.engine._memory, self.seq_id, n_tokens, -1):
+                n_left = 0
+                llama.llama_memory_seq_rm(self.engine._memory, self.seq_id, 0, -1)
         finally:  # Ctrl-C during the call is raised after it
-            del self._tokens[n_tokens:]
+            del self._tokens[n_left:]
             self._logits = None
+
+    def _check_can_cut(self, n_tokens: int) -> None:
+        """Raises ContextError unless the sequence can go on after its first n_tokens tokens."""
+        if n_tokens in (0, self.n_tokens):
+            return
+        if self.engine.has_state:
+            raise ContextError(
+                f"the model keeps a recurrent state after token {self.n_tokens - 1} only: the sequence cannot be cut "
+                f"back to {n_tokens} tokens; clear it, and prefill or restore what is wanted"
+            )
+        pos_min = int(llama.llama_memory_seq_pos_min(self.engine._memory, self.seq_id))
+        n_swa = int(llama.llama_model_n_swa(self.engine._model))
+        if n_swa > 0 and pos_min > max(0, n_tokens - n_swa):
+            raise ContextError(
+                f"the sliding window of {n_swa} tokens begins at position {pos_min}: what the sequence attends to "
+                f"after {n_tokens} tokens is gone; create the engine with swa_full=True to cut back that far"
+            )
 
     @contextlib.contextmanager
     def _appending(self) -> Iterator[None]:
@@ -140,11 +160,13 @@ class Session:
         """Keep the first n_tokens tokens.
 
         Raises:
-            ContextError: the sequence has fewer.
+            ContextError: the sequence has fewer, or cannot be cut back: a recurrent state is one after the last token,
+                a sliding window has the last positions only.
         """
         self._check_open()
         if not 0 <= n_tokens <= self.n_tokens:
             raise ContextError(f"cannot keep {n_tokens} of {self.n_tokens} tokens")
+        self._check_can_cut(n_tokens)
         self._truncate(n_tokens)
 
     # evaluation
@@ -217,16 +239,22 @@ class Session:
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last token, shape [n_vocab], float32.
 
-        After a restore nothing has been evaluated, so the last token is evaluated again.
+        After a restore nothing has been evaluated, so the last token is evaluated again. A recurrent state cannot be
+        taken back by a token, so there a restore is to be followed by a prefill of at least one token.
 
         Raises:
-            ContextError: the sequence is empty.
+            ContextError: the sequence is empty, or restored with a recurrent state and nothing was evaluated since.
             DecodeError: llama.cpp failed.
         """
         self._check_open()
         if not self._tokens:
             raise ContextError("an empty sequence has no logits; prefill or restore first")
         if self._logits is None:
+            if self.engine.has_state:
+                raise ContextError(
+                    "nothing was evaluated since the restore, and a recurrent state cannot be taken back to evaluate "
+                    "the last token again; prefill the next token, or save the sequence without its last one"
+                )
             last = np.array(self._tokens[-1:], dtype=np.int32)
             self._truncate(self.n_tokens - 1)
             self._evaluate(last)

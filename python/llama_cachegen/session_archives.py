@@ -6,13 +6,21 @@ import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _binding
-from ._archive_calls import Cancel, FileSink, component_capabilities, import_options, native_profile
+from ._archive_calls import (
+    Cancel,
+    ComponentCapability,
+    FileSink,
+    component_capabilities,
+    import_options,
+    native_profile,
+)
 from ._binding import ffi, lib
 from ._timing import ms_since
 from .archive_file import ArchiveFile, archive_offset_of, encode_archive_prefix
@@ -20,7 +28,7 @@ from .codec.archive import Archive
 from .codec.errors import CodecError
 from .codec.profiles import Profile, get_profile
 from .errors import ContextError, MissReason, PageMismatchError
-from .page_file import PageComponent, replace_file
+from .page_file import replace_file
 from .page_identity import ARCHIVE_FORMAT, compare_identity, encode_identity, with_format
 from .receipts import Outcome, RestoreReceipt, SaveReceipt
 
@@ -30,18 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["restore_archive", "save_archive"]
 
 
-def _components(session: Session, n_tokens: int) -> list[PageComponent]:
-    from .session import component_from_record
-
-    ctx = session.engine._native_ctx
-    info = _binding.describe(ctx, session.seq_id, 0, n_tokens)
-    records = ffi.new("struct llama_kv_page_component[]", info.n_components)
-    _binding.check(lib.llama_kv_page_describe(ctx, session.seq_id, 0, n_tokens, info, records, info.n_components))
-    return [component_from_record(record) for record in records]
-
-
-def _backends(session: Session) -> str:
-    return "+".join(sorted({one.backend for one in component_capabilities(session.engine._native_ctx)}))
+def _backends(components: Sequence[ComponentCapability]) -> str:
+    return "+".join(sorted({one.backend for one in components}))
 
 
 def save_archive(
@@ -55,7 +53,7 @@ def save_archive(
     n_tokens = session.n_tokens
     if n_tokens == 0:
         raise ContextError("an empty sequence cannot be saved; prefill first")
-    components = _components(session, n_tokens)
+    components = component_capabilities(session.engine._native_ctx)
     native, codings = native_profile(one, components)
     identity = with_format(session.engine.identity, ARCHIVE_FORMAT)
     tokens = session.tokens
@@ -105,7 +103,7 @@ def save_archive(
         archive=ARCHIVE_FORMAT,
         profile=one.name,
         is_exact=one.is_exact,
-        backend=_backends(session),
+        backend=_backends(components),
     )
 
 
@@ -144,12 +142,13 @@ def _restore(
         n_tokens = _common_tokens(file, prompt)
     with contextlib.suppress(CodecError), Archive(file.archive) as archive:  # the import says what is wrong with it
         file.check_archive(archive)
-    components = _components(session, n_tokens)
+    components = component_capabilities(session.engine._native_ctx)
     compare_ms = ms_since(t_start)
     stats = _binding.new_struct("llama_cachegen_stats")
     source = ffi.from_buffer(file.archive)
     try:
-        with session._appending(), import_options(n_threads, cancel) as (options, _handle):
+        ids = np.ascontiguousarray(file.tokens[:n_tokens], dtype=np.int32)
+        with session._appending(), import_options(n_threads, cancel, tokens=ids) as (options, _handle):
             _binding.check(
                 lib.llama_cachegen_import_archive(
                     session.engine._native_ctx,
@@ -174,7 +173,7 @@ def _restore(
         reason=None,
         detail=detail,
         archive=ARCHIVE_FORMAT,
-        backend=_backends(session),
+        backend=_backends(components),
         n_tokens=n_tokens,
         payload_bytes=stats.native_bytes,
         component_types=component_types(components),

@@ -497,5 +497,17 @@ TEST(a_state_after_a_state) {
 
 int main(int argc, char ** argv) {
     capture_log();
+    // for the tests in Python: write the dummy model of an architecture to a file
+    if (argc == 4 && strcmp(argv[1], "--save") == 0) {
+        for (const auto & arch : all_cases()) {
+            if (arch.name() == argv[2]) {
+                const llama_model_ptr model = make_case(arch);
+                llama_model_save_to_file(model.get(), argv[3]);
+                return 0;
+            }
+        }
+        printf("no architecture %s\n", argv[2]);
+        return 1;
+    }
     return harness::run(argc, argv);
 }

@@ -536,7 +536,7 @@ def test_page_in_rows_comes_back_byte_for_byte(tmp_path: Path) -> None:
     specs = [
         (layer, kind, int(number), False, 2)
         for layer, number in enumerate((GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.Q4_0))
-        for kind in ComponentKind
+        for kind in (ComponentKind.K, ComponentKind.V)
     ]
     page = random_page(specs, list(range(-5, 36)), pos_begin=1000)
     # rotations have to divide the channels
