@@ -337,6 +337,18 @@ std::vector<uint32_t> page_find_cells(const page_part & part, int32_t seq_id, in
         }
         return { uint32_t(row) };
     }
+    if (part.cache->has_cell_ext()) {
+        // all tokens of an image have one position
+        const auto & positions = part.cache->get_cells(seq_id).seq_pos_get(seq_id);
+        auto         it        = positions.lower_bound({ p0, 0 });
+        for (auto next = it; it != positions.end() && it->first < p1; it = next) {
+            if (++next != positions.end() && next->first == it->first) {
+                page_fail(LLAMA_KV_PAGE_REFUSED_CELL_EXT,
+                          "position %" PRId32 " of sequence %" PRId32 " is shared by the tokens of an image or audio",
+                          it->first, seq_id);
+            }
+        }
+    }
     auto cells = page_find_cells(*part.cache, seq_id, p0, p1);
     for (size_t i = 0; i < cells.size(); ++i) {
         if (!part.cache->page_is_text(cells[i], seq_id)) {

@@ -442,6 +442,106 @@ TEST(windows) {
     CHECK(n_small >= 15);
 }
 
+// An image is refused by what is in the range, not by what the model could do: text beside it is saved.
+TEST(images) {
+    const llama_model_ptr   model  = make_case({ LLM_ARCH_QWEN2VL, false });
+    const llama_context_ptr ctx    = make_class_context(model.get(), {});
+    const int32_t           n_embd = llama_model_n_embd(model.get());
+    decode_all(ctx.get(), 0, random_tokens(10, 1));
+
+    // seq 1: 10 tokens of text, then one image token with a position of its own; seq 0: four that share one
+    decode_all(ctx.get(), 1, random_tokens(10, 1));
+    for (const int32_t n : { 1, 4 }) {
+        std::vector<float>     embd(size_t(n * n_embd), 0.25f);
+        std::vector<llama_pos> pos(size_t(4 * n));
+        for (int32_t i = 0; i < n; ++i) {
+            pos[size_t(i)]         = 10;
+            pos[size_t(n + i)]     = 12 + i / 2;
+            pos[size_t(2 * n + i)] = 10 + i % 2;
+        }
+        llama_batch batch = llama_batch_init(n, n_embd, 1);
+        free(batch.pos);
+        batch.pos      = pos.data();
+        batch.n_tokens = n;
+        memcpy(batch.embd, embd.data(), embd.size() * sizeof(float));
+        for (int32_t i = 0; i < n; ++i) {
+            batch.n_seq_id[i]  = 1;
+            batch.seq_id[i][0] = n == 1 ? 1 : 0;
+            batch.logits[i]    = 0;
+        }
+        CHECK_EQ(llama_decode(ctx.get(), batch), 0);
+        batch.pos = nullptr;
+        llama_batch_free(batch);
+    }
+    for (llama_seq_id seq_id : { 0, 1 }) {
+        byte_vector archive;
+        CHECK_EQ(pos_max(ctx.get(), seq_id), 10);
+        const std::string message =
+            CHECK_STATUS(LLAMA_KV_PAGE_REFUSED_CELL_EXT, try_export(ctx.get(), seq_id, 11, 0, archive));
+        CHECK(message.find("position 10") != std::string::npos);
+        CHECK(archive.empty());
+        CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(ctx.get(), seq_id, 10, 0, archive));
+    }
+}
+
+// An import stopped while a context shift, or a copy between pools, is pending: both are applied as without it.
+TEST(pending_work) {
+    for (const llm_arch arch : { LLM_ARCH_LLAMA, LLM_ARCH_QWEN3 }) {
+        SCOPE(llm_arch_name(arch));
+        const llama_model_ptr model = make_case({ arch, false });
+        context_case          c;
+        c.unified = false;
+
+        const auto              tokens  = random_tokens(n_page, 5);
+        const auto              options = options_with(tokens);
+        const llama_context_ptr src     = make_class_context(model.get(), c);
+        decode_all(src.get(), 0, tokens);
+        byte_vector archive;
+        CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(src.get(), 0, n_page, 0, archive));
+
+        for (const bool is_copy : { false, true }) {
+            for (uint32_t n_good = 0; n_good < 3; ++n_good) {
+                SCOPE((is_copy ? "copy, stopped at " : "shift, stopped at ") + std::to_string(n_good));
+                const auto prepare = [&] {
+                    llama_context_ptr ctx = make_class_context(model.get(), c);
+                    decode_all(ctx.get(), 0, random_tokens(40, 6));
+                    llama_memory_t memory = llama_get_memory(ctx.get());
+                    if (is_copy) {
+                        decode_all(ctx.get(), 1, random_tokens(20, 7));
+                        CHECK(llama_memory_seq_rm(memory, 1, -1, -1));
+                        llama_memory_seq_cp(memory, 0, 1, -1, -1); // pending: the data of pool 0 into pool 1
+                        CHECK(llama_memory_seq_rm(memory, 1, -1, -1));
+                    } else {
+                        CHECK(llama_memory_seq_rm(memory, 0, 5, 15));
+                        llama_memory_seq_add(memory, 0, 15, -1, -10); // pending: the rotation of K
+                    }
+                    return ctx;
+                };
+                const llama_context_ptr untouched = prepare();
+                const llama_context_ptr touched   = prepare();
+                auto                    stopping  = options;
+                stop_at                 stop      = { 0, n_good };
+                stopping.go_on                    = stop_at::go_on;
+                stopping.user_data                = &stop;
+                CHECK_STATUS(LLAMA_KV_PAGE_ERR_CANCELLED, import_all(touched.get(), 1, archive, n_page, &stopping));
+                CHECK_SAME_BITS(whole_state(untouched.get()), whole_state(touched.get()));
+                const int32_t n_left = is_copy ? 40 : 30;
+                CHECK_SAME_BITS(greedy(untouched.get(), 0, n_left, 7, 4), greedy(touched.get(), 0, n_left, 7, 4));
+                // and one that goes through is not overtaken by what was pending
+                const llama_context_ptr whole = prepare();
+                CHECK_STATUS(LLAMA_KV_PAGE_OK, import_all(whole.get(), 1, archive, n_page, &options));
+                CHECK_SAME_BITS(greedy(untouched.get(), 0, n_left + 4, 7, 2), [&] {
+                    greedy(whole.get(), 0, n_left, 7, 4);
+                    return greedy(whole.get(), 0, n_left + 4, 7, 2);
+                }());
+                byte_vector again;
+                CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(whole.get(), 1, n_page, 0, again));
+                CHECK_SAME_BITS(archive, again);
+            }
+        }
+    }
+}
+
 // A recurrent state is appended to the one that is there: in place when there is no other row, with rollback.
 TEST(a_state_after_a_state) {
     for (const llm_arch arch : { LLM_ARCH_MAMBA, LLM_ARCH_QWEN35, LLM_ARCH_LFM2 }) {

@@ -40,10 +40,10 @@ def root() -> Path:
     return ROOT
 
 
-def write_tiny_model(path: Path, *, seed: int = 1, head_size: int = 64, n_ctx: int = 2048) -> Path:
+def write_tiny_model(path: Path, *, seed: int = 1, head_size: int = 64, n_ctx: int = 2048, n_layer: int = 2) -> Path:
     """A llama model of two layers with random weights and 64 tokens, without a tokenizer."""
     gguf = pytest.importorskip("gguf", reason="the gguf package writes the tiny models")
-    n_vocab, n_head, n_layer, n_ff = 64, 2, 2, 96
+    n_vocab, n_head, n_ff = 64, 2, 96
     n_embd = n_head * head_size
     rng = np.random.default_rng(seed)
 

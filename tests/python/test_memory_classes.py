@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write_tiny_model
 from llama_cachegen import Engine
 from llama_cachegen.errors import ContextError, MissReason, UnsupportedMemoryError
 from llama_cachegen.receipts import Outcome
@@ -191,3 +191,20 @@ def test_lossy_profiles_keep_states_exact(dummy_model, tmp_path: Path, architect
         if engine.has_state:
             # what is not attention is the same after the same token only if it came exact
             assert np.corrcoef(other.logits(), saved.logits())[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("n_layer", [1, 2, 3, 28, 30, 61])
+def test_any_number_of_layers(tmp_path: Path, n_layer: int) -> None:
+    """Schedules are made for the model's layers: other tools have tables of 32."""
+    path = write_tiny_model(tmp_path / "model.gguf", n_layer=n_layer)
+    tokens = [token % 64 for token in _tokens()]
+    with _engine(path) as engine:
+        saved = engine.session()
+        saved.prefill(tokens)
+        for profile in ("lmcache", "balanced", "fine", "exact"):
+            saved.save(tmp_path / profile, profile)
+            other = engine.session()
+            receipt = other.restore(tmp_path / profile, tokens)
+            assert (receipt.outcome, receipt.n_tokens) == (Outcome.RESTORED, N_TOKENS)
+            assert np.isfinite(other.logits()).all()
+            other.close()
