@@ -177,13 +177,19 @@ def demo(
 # bench
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
 @click.option("--model", default="smollm2", show_default=True, help="name of a fetched model, or a GGUF file")
 @click.option("--tokens", "n_tokens", default=bench_module.N_TOKENS, show_default=True, type=click.IntRange(64))
 @click.option("--rounds", "n_rounds", default=bench_module.N_ROUNDS, show_default=True, type=click.IntRange(3))
 @_json_option
-def bench(model: str, n_tokens: int, n_rounds: int, as_json: bool) -> None:
-    """Page copies in memory against memcpy and llama.cpp's state functions, interleaved in one run."""
+@click.pass_context
+def bench(context: click.Context, model: str, n_tokens: int, n_rounds: int, as_json: bool) -> None:
+    """Page copies in memory against memcpy and llama.cpp's state functions, interleaved in one run.
+
+    The options here are of that; a command has its own.
+    """
+    if context.invoked_subcommand is not None:
+        return
     console = Console(stderr=True)
     result = bench_module.run(
         model=models_module.resolve_model(model),
@@ -244,6 +250,7 @@ def info(as_json: bool) -> None:
             click.echo(f"{key}: {value}")
 
 
+bench.add_command(cli_codec.archives)
 cli.add_command(cli_codec.codec)
 cli.add_command(cli_files.inspect)
 cli.add_command(cli_files.verify)

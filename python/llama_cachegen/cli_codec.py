@@ -1,4 +1,4 @@
-"""Commands that measure the codec: codec size, quality, bench, alternatives."""
+"""Commands that measure the codec and archives: codec size, quality, bench, alternatives; bench archives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from .cli_common import json_option, print_json
+from .evaluate import archives as archives_module
 from .evaluate.alternatives import MARKER_BEGIN, MARKER_END, measure_alternatives, put_between_markers
 from .evaluate.quality import N_CONTINUATION_TOKENS, N_PROMPT_TOKENS, QualityReport, measure_quality
 from .evaluate.rivals import BYTE_CODECS
@@ -18,7 +19,7 @@ from .evaluate.speed import N_ROUNDS, SpeedReport, measure_speed
 from .evaluate.texts import TEXT_NAMES, get_text
 from .models import resolve_model
 
-__all__ = ["codec"]
+__all__ = ["archives", "codec"]
 
 _text_help = f"{', '.join(TEXT_NAMES)}, or a file; may be given several times"
 _markdown_option = click.option(
@@ -34,7 +35,11 @@ def _progress() -> Callable[[str], None]:
     return lambda text: console.print(text, style="dim", markup=False, highlight=False)
 
 
-def _show(report: SizeReport | QualityReport | SpeedReport, as_json: bool, markdown_path: Path | None) -> None:
+def _show(
+    report: SizeReport | QualityReport | SpeedReport | archives_module.ArchivesReport,
+    as_json: bool,
+    markdown_path: Path | None,
+) -> None:
     if markdown_path is not None:
         markdown_path.write_text(report.markdown(), encoding="utf-8")
     if as_json:
@@ -188,6 +193,49 @@ def bench(
         n_tokens=n_tokens,
         n_rounds=n_rounds,
         n_threads=n_threads,
+        progress=_progress(),
+    )
+    _show(report, as_json, markdown_path)
+
+
+@click.command()
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("smollm2", "gemma3-270m"),
+    show_default=True,
+    help="name of a fetched model, or a GGUF file; the first is measured, of further ones only greedy tokens compared",
+)
+@click.option("--text", "text_name", default="reference", show_default=True, help=f"{', '.join(TEXT_NAMES)}, or a file")
+@click.option("--tokens", "n_tokens", default=archives_module.N_TOKENS, show_default=True, type=click.IntRange(16))
+@click.option("--rounds", "n_rounds", default=archives_module.N_ROUNDS, show_default=True, type=click.IntRange(1))
+@click.option("--threads", "n_threads", default=2, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="for the files that are saved and restored; default: that for temporary files",
+)
+@_markdown_option
+@json_option
+def archives(
+    models: tuple[str, ...],
+    text_name: str,
+    n_tokens: int,
+    n_rounds: int,
+    n_threads: int,
+    folder: Path | None,
+    markdown_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Saving and restoring archives against native pages, llama.cpp's state files and memcpy: time, memory, tokens."""
+    report = archives_module.measure_archives(
+        models,
+        get_text(text_name),
+        n_tokens=n_tokens,
+        n_rounds=n_rounds,
+        n_threads=n_threads,
+        folder=folder,
         progress=_progress(),
     )
     _show(report, as_json, markdown_path)

@@ -442,6 +442,75 @@ TEST(windows) {
     CHECK(n_small >= 15);
 }
 
+// A window that other tokens have filled: an import takes the cells that the window has left behind, as a decode does,
+// and gives them back when it fails.
+TEST(full_windows) {
+    constexpr int32_t n_long  = 700;
+    uint32_t          n_ok    = 0;
+    uint32_t          n_taken = 0; // where cells of the other sequence were taken
+    for (const auto & arch : all_cases()) {
+        SCOPE(arch.name());
+        const llama_model_ptr model = make_case(arch);
+        if (llama_model_has_encoder(model.get())) {
+            continue;
+        }
+        for (const bool flash_attn : { true, false }) {
+            SCOPE(flash_attn ? "FA" : "no FA");
+            if (!is_thorough && n_ok >= 4) {
+                break;
+            }
+            const context_case      c   = { GGML_TYPE_F32, GGML_TYPE_F32, flash_attn, true, false, 2048 };
+            const llama_context_ptr ctx = make_class_context(model.get(), c);
+            if (!ctx || std::string(llama_cachegen_memory_class(ctx.get())).find("iswa") == std::string::npos) {
+                take_log();
+                continue;
+            }
+            const auto tokens  = random_tokens(n_long, 5);
+            const auto options = options_with(tokens);
+            const auto other   = random_tokens(n_long, 6);
+
+            const llama_context_ptr src = make_class_context(model.get(), c);
+            decode_all(src.get(), 1, tokens);
+            byte_vector archive;
+            CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(src.get(), 1, n_long, 0, archive));
+
+            const auto pos_min = [&] { return llama_memory_seq_pos_min(llama_get_memory(ctx.get()), 0); };
+            // pages of the one sequence fill the window, then the other is restored beside it
+            decode_all(ctx.get(), 0, other);
+            const byte_vector before    = whole_state(ctx.get());
+            const llama_pos   pos_begin = pos_min();
+            for (uint32_t n_good : { 0u, 1u, 4u }) {
+                auto    stopping   = options;
+                stop_at stop       = { 0, n_good };
+                stopping.go_on     = stop_at::go_on;
+                stopping.user_data = &stop;
+                CHECK_STATUS(LLAMA_KV_PAGE_ERR_CANCELLED, import_all(ctx.get(), 1, archive, n_long, &stopping));
+                CHECK_SAME_BITS(before, whole_state(ctx.get()));
+                CHECK_EQ(pos_min(), pos_begin);
+            }
+            CHECK_STATUS(LLAMA_KV_PAGE_OK, import_all(ctx.get(), 1, archive, n_long, &options));
+            n_taken += pos_min() > pos_begin;
+            byte_vector again;
+            CHECK_STATUS(LLAMA_KV_PAGE_OK, try_export(ctx.get(), 1, n_long, 0, again));
+            CHECK_SAME_BITS(archive, again);
+
+            // the first sequence goes on as if it were alone
+            const llama_context_ptr alone = make_class_context(model.get(), c);
+            decode_all(alone.get(), 0, other);
+            const auto expected = greedy(alone.get(), 0, n_long, 7, 4);
+            const auto got      = greedy(ctx.get(), 0, n_long, 7, 4);
+            float      worst    = 0.0f;
+            for (size_t i = 0; i < got.size(); ++i) {
+                worst = std::max(worst, std::fabs(got[i] - expected[i]));
+            }
+            CHECK(worst < 1e-2f); // other cells: the same sums in another order
+            n_ok++;
+        }
+    }
+    printf("windows: %u filled ones took an archive, %u of them over cells left behind\n", n_ok, n_taken);
+    CHECK(n_taken >= (is_thorough ? 30u : 3u));
+}
+
 // An image is refused by what is in the range, not by what the model could do: text beside it is saved.
 TEST(images) {
     const llama_model_ptr   model  = make_case({ LLM_ARCH_QWEN2VL, false });
