@@ -35,8 +35,9 @@ def test_bench_archives(tmp_path: Path) -> None:
         assert all(row["peak"]["peak_bytes"] >= 0 and row["file_bytes"] > 0 for row in report["memory"])
 
     equal = {row["case"]: (row["n_equal"], row["first_difference"]) for row in report["greedy"]}
-    assert list(equal) == ["native page", "exact", "balanced", "lmcache"]
+    assert list(equal) == ["native page", "llama.cpp state file", "exact", "balanced", "lmcache"]
     assert equal["native page"] == equal["exact"] == (64, None)
+    assert [row["is_same_again"] for row in report["greedy"]] == [None, None, True, None, None]
 
     assert {goal["is_reached"] for goal in report["goals"]} <= {True, False} and len(report["goals"]) > 12
     text = page.read_text()

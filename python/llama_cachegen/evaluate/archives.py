@@ -1,7 +1,8 @@
 """How fast archives are saved and restored, what memory that takes, and the tokens that follow.
 
 Beside native pages, llama.cpp's own state files and a plain copy, in interleaved rounds of one run: a round runs every
-case of a group once, in an order that moves by one each round; the first round is dropped.
+case of a group once, in a shuffled order (the same ones in every run), so that no case always has the same one before
+it, whose freed memory it takes; the first round is dropped.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import filecmp
 import mmap
 import os
 import platform
+import random
 import shutil
 import statistics
 import tempfile
@@ -116,6 +119,7 @@ class GreedyRow:
     Attributes:
         n_equal: of n_greedy_tokens; None if the model's memory cannot be saved that way.
         first_difference: the first token that differs, from 0; None if none does.
+        is_same_again: of an exact archive: the restored session, saved again, gave a file of the same bytes.
         refusal: why it cannot be saved.
     """
 
@@ -124,6 +128,7 @@ class GreedyRow:
     n_greedy_tokens: int
     n_equal: int | None
     first_difference: int | None
+    is_same_again: bool | None
     refusal: str
 
 
@@ -215,6 +220,8 @@ class ArchivesReport:
         for one in self.greedy:
             if one.case in ("exact", _NATIVE) and one.n_equal is not None:
                 words = f"{one.model}, {one.case}: {one.n_equal} of {one.n_greedy_tokens} tokens equal, all"
+                if one.is_same_again and one.n_equal < one.n_greedy_tokens:
+                    words += " (every value is the same: the restored cache, saved again, gives the same bytes)"
                 goals.append((words, one.n_equal == one.n_greedy_tokens))
         return goals
 
@@ -399,10 +406,11 @@ class ArchivesReport:
         rows = []
         for row in self.greedy:
             if row.n_equal is None:
-                rows.append((row.model, row.case, "refused", row.refusal))
+                rows.append((row.model, row.case, "refused", "", row.refusal))
                 continue
             first = "none" if row.first_difference is None else str(row.first_difference)
-            rows.append((row.model, row.case, f"{row.n_equal} of {row.n_greedy_tokens}", first))
+            again = {None: "", True: "same bytes", False: "**other bytes**"}[row.is_same_again]
+            rows.append((row.model, row.case, f"{row.n_equal} of {row.n_greedy_tokens}", first, again))
         return [
             "## Greedy tokens after a restore",
             "",
@@ -410,10 +418,14 @@ class ArchivesReport:
                 f"A session evaluates {self.n_tokens:,} tokens, is saved, evaluates one more and goes on with "
                 f"{N_GREEDY_TOKENS} greedy tokens. The file is restored into a new engine of the same settings, on "
                 "the same sequence id, which does the same from there. First difference: the first token that is "
-                "another one, counted from 0."
+                "another one, counted from 0. Saved again: an exact archive of what an exact archive restored, "
+                "beside that. A window restored after it slid lies in other cells than before, so floats are "
+                "summed in another order and tokens can differ though every value is the same: compare the row of "
+                "llama.cpp's state file, and those with swa_full, where an archive has every position and puts "
+                "each where it was."
             ),
             "",
-            *markdown_table(("model", "file", "tokens equal", "first difference"), rows, n_left=2),
+            *markdown_table(("model", "file", "tokens equal", "first difference", "saved again"), rows, n_left=2),
             "",
         ]
 
@@ -624,8 +636,7 @@ def _run_rounds(
         progress(f"round {i} of {n_rounds}" if i else "warming up")
         for prepare, cases in groups:
             prepare()
-            for k in range(len(cases)):
-                case = cases[(k + i) % len(cases)]
+            for case in random.Random(i).sample(cases, len(cases)):
                 case.before()
                 t_start = time.perf_counter()
                 phases = case.run()
@@ -647,12 +658,20 @@ def _run_rounds(
 # the run
 
 
-def _new_engine(model: Path, n_ctx: int, n_threads: int) -> Engine:
-    return Engine(model, n_ctx=n_ctx, n_threads=n_threads, flash_attn=True, type_k="f16", type_v="f16")
+def _new_engine(model: Path, n_ctx: int, n_threads: int, swa_full: bool) -> Engine:
+    return Engine(
+        model,
+        n_ctx=n_ctx,
+        n_threads=n_threads,
+        flash_attn=True,
+        type_k="f16",
+        type_v="f16",
+        swa_full=swa_full,
+    )
 
 
 def _teach(
-    engine: Engine, session: Session, tokens: NDArray[np.int32], folder: Path
+    session: Session, tokens: NDArray[np.int32], folder: Path
 ) -> tuple[dict[str, Path], dict[str, str], list[int]]:
     """Evaluate all tokens but the last, save that in every way, and go on.
 
@@ -678,33 +697,33 @@ def _teach(
     return files, refusals, list(session.generate(N_GREEDY_TOKENS, stop=False))
 
 
-def _compare_greedy(
-    model: Path, n_ctx: int, n_threads: int, last: NDArray[np.int32], teacher: list[int], path: Path
-) -> tuple[int, int | None]:
-    """Tokens equal after a restore into a new engine, and the first that is not."""
-    with _new_engine(model, n_ctx, n_threads) as engine, engine.session() as session:
-        _restore(session, path, n_threads)
-        session.prefill(last)
-        own = list(session.generate(N_GREEDY_TOKENS, stop=False))
-    differs = [i for i, (a, b) in enumerate(zip(teacher, own, strict=True)) if a != b]
-    return len(teacher) - len(differs), differs[0] if differs else None
-
-
 def _greedy_rows(
-    model: Path,
-    n_ctx: int,
-    n_threads: int,
+    new_engine: Callable[[], Engine],
+    name: str,
     last: NDArray[np.int32],
     taught: tuple[dict[str, Path], dict[str, str], list[int]],
 ) -> list[GreedyRow]:
     files, refusals, teacher = taught
     rows = []
-    for case in (_NATIVE, "exact", "balanced", "lmcache"):
-        n_equal: int | None = None
-        first: int | None = None
-        if case in files:
-            n_equal, first = _compare_greedy(model, n_ctx, n_threads, last, teacher, files[case])
-        rows.append(GreedyRow(model.name, case, N_GREEDY_TOKENS, n_equal, first, refusals.get(case, "")))
+    for case in (_NATIVE, _LLAMA, "exact", "balanced", "lmcache"):
+        if case not in files:
+            rows.append(GreedyRow(name, case, N_GREEDY_TOKENS, None, None, None, refusals[case]))
+            continue
+        is_same: bool | None = None
+        with new_engine() as engine, engine.session() as session:
+            if case == _LLAMA:
+                _load_state(session, files[case])
+            else:
+                _restore(session, files[case], engine.n_threads)
+            if case == "exact":
+                again = files[case].with_suffix(".again")
+                session.save(again, "exact")
+                is_same = filecmp.cmp(files[case], again, shallow=False)
+            session.prefill(last)
+            own = list(session.generate(N_GREEDY_TOKENS, stop=False))
+        differs = [i for i, (a, b) in enumerate(zip(teacher, own, strict=True)) if a != b]
+        first = differs[0] if differs else None
+        rows.append(GreedyRow(name, case, N_GREEDY_TOKENS, len(teacher) - len(differs), first, is_same, ""))
     return rows
 
 
@@ -767,16 +786,21 @@ def measure_archives(
     n_values = native_bytes = 0
     others: float | None = None
     with tempfile.TemporaryDirectory(prefix="archives-", dir=folder) as name:
-        for i, model in enumerate(paths):
+        runs = [(path, False) for path in paths]
+        for i, (model, swa_full) in enumerate(runs):  # grows: a sliding window is compared once more without one
             own_folder = Path(name) / str(i)
             own_folder.mkdir()
-            progress(f"evaluating {n_tokens:,} tokens with {model.name}")
-            with _new_engine(model, n_ctx, n_threads) as engine, engine.session() as session:
+            label = f"{model.name}, swa_full" if swa_full else model.name
+            new_engine = partial(_new_engine, model, n_ctx, n_threads, swa_full)
+            progress(f"evaluating {n_tokens:,} tokens with {label}")
+            with new_engine() as engine, engine.session() as session:
                 tokens = engine.tokenize(text.text)[:n_tokens]
                 if len(tokens) < n_tokens:
                     raise CachegenError(f"text {text.name} has {len(tokens):,} tokens, {n_tokens:,} are wanted")
-                taught = _teach(engine, session, tokens, own_folder)
+                taught = _teach(session, tokens, own_folder)
                 files = taught[0]
+                if engine.capabilities().memory == "iswa" and not swa_full:
+                    runs.append((model, True))
                 if i == 0:
                     if _NATIVE not in files:
                         raise CachegenError(f"{model.name} cannot be measured: {taught[1][_NATIVE]}")
@@ -790,8 +814,8 @@ def measure_archives(
             if i == 0:
                 progress("measuring memory")
                 memory = _memory_rows(model, n_ctx, n_threads, files, own_folder)
-            progress(f"comparing greedy tokens of {model.name}")
-            greedy += _greedy_rows(model, n_ctx, n_threads, tokens[-1:], taught)
+            progress(f"comparing greedy tokens of {label}")
+            greedy += _greedy_rows(new_engine, label, tokens[-1:], taught)
             shutil.rmtree(own_folder)
         machine = Machine(
             load_start,
