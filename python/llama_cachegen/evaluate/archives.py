@@ -206,11 +206,11 @@ class ArchivesReport:
         for profile in PROFILES:
             words = f"cold restore of {profile}: {cold[profile]:.1f} ms, faster than a native page"
             goals.append((f"{words} ({cold[_NATIVE]:.1f} ms)", cold[profile] < cold[_NATIVE]))
-        llama = self.time("save", _LLAMA, 1).ms["write_ms"].median
+        llama = self.time("save", _LLAMA, 1).ms["write_ms"]
         for profile in PROFILES:
             own = self.time("save", profile, self.n_threads).ms["export_ms"].median
-            words = f"{profile}: encoded and written in {own:.1f} ms, no slower than llama.cpp's save ({llama:.1f} ms)"
-            goals.append((words, own <= llama))
+            words = f"{profile}: encoded and written in {own:.1f} ms, no slower than llama.cpp's save at its fastest"
+            goals.append((f"{words} ({llama.min:.1f} ms; its median {llama.median:.1f} ms)", own <= llama.min))
         for row in self.memory:
             if row.case not in PROFILES:
                 continue
@@ -368,7 +368,8 @@ class ArchivesReport:
                 "here `fsync` was called after it and timed apart. export: copying out of the cache with digests; "
                 "of an archive encoding it, with the writes in it. write: of an archive a part of export. No "
                 "fsync: the total less fsync. Goal: encoding and writing (export) no slower than llama.cpp's save "
-                "without fsync, which uses one thread."
+                "without fsync, which uses one thread, at its fastest: files as large as its and the native "
+                "page's can wait for fresh memory of the page cache, which spreads their times."
             ),
             "",
             *markdown_table(
