@@ -368,8 +368,8 @@ class ArchivesReport:
                 "here `fsync` was called after it and timed apart. export: copying out of the cache with digests; "
                 "of an archive encoding it, with the writes in it. write: of an archive a part of export. No "
                 "fsync: the total less fsync. Goal: encoding and writing (export) no slower than llama.cpp's save "
-                "without fsync, which uses one thread, at its fastest: files as large as its and the native "
-                "page's can wait for fresh memory of the page cache, which spreads their times."
+                "without fsync, which uses one thread, at its fastest, because a median of files this large "
+                "varies with what ran before (why was not found out)."
             ),
             "",
             *markdown_table(
