@@ -67,7 +67,8 @@ void pack_odd_block_q4_0(const float * values, uint8_t * row) {
     put_le<uint16_t>(row, fp32_to_fp16(scale));
     const auto code = [&](uint32_t i) {
         const float shifted = values[i] * inverse + 8.5f;
-        return shifted < 17 ? static_cast<uint32_t>(std::min(15, static_cast<int32_t>(shifted))) : 0u; // false for NaN
+        // false for a NaN and both infinities: the inverse of a subnormal scale is one
+        return shifted > -1 && shifted < 17 ? static_cast<uint32_t>(std::min(15, static_cast<int32_t>(shifted))) : 0u;
     };
     for (uint32_t i = 0; i < 16; i++) {
         row[2 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
