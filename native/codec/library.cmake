@@ -45,6 +45,10 @@ function(cachegen_library name has_encoder)
     if (CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
         # bits matter: every operation is rounded on its own
         target_compile_options(${name} PRIVATE -ffp-contract=off -Wall -Wextra -Wno-missing-field-initializers)
+        # GCC's "undefined" leaves it out, clang's does not
+        if ("${LLAMA_CACHEGEN_SANITIZE}" MATCHES "undefined" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+            target_compile_options(${name} PRIVATE -fsanitize=float-cast-overflow)
+        endif()
         if (NOT LLAMA_CACHEGEN_SANITIZE)
             target_compile_options(${name} PRIVATE -O3)
         endif()
