@@ -108,7 +108,7 @@ def test_every_status_has_an_exception(root: Path) -> None:
             assert isinstance(error, errors.UnsupportedMemoryError) and error.status_name == name
     assert ffi.string(lib.llama_kv_page_status_name(12345)) == b"UNKNOWN_STATUS"
     mismatches = {n for n, number in names if isinstance(_binding.error_for(int(number), ""), errors.PageMismatchError)}
-    assert mismatches == {"ERR_COMPONENTS", "ERR_TYPE", "ERR_ROTATION", "ERR_LAYOUT", "ERR_WIDTH"}
+    assert mismatches == {"ERR_COMPONENTS", "ERR_TYPE", "ERR_ROTATION", "ERR_LAYOUT", "ERR_WIDTH", "ERR_WINDOW"}
 
 
 def test_struct_size_of_another_abi(tiny_model: Path) -> None:
