@@ -456,7 +456,7 @@ TEST(full_windows) {
         }
         for (const bool flash_attn : { true, false }) {
             SCOPE(flash_attn ? "FA" : "no FA");
-            if (!is_thorough && n_ok >= 4) {
+            if (!is_thorough && n_taken >= 4) {
                 break;
             }
             const context_case      c   = { GGML_TYPE_F32, GGML_TYPE_F32, flash_attn, true, false, 2048 };
