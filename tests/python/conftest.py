@@ -40,6 +40,13 @@ def root() -> Path:
     return ROOT
 
 
+def native_build() -> Path:
+    """The newest build with native tests."""
+    builds = [path.parent for path in (ROOT / "build").glob("cp*/CTestTestfile.cmake")]
+    assert builds, "no build with native tests; run scripts/setup --tests"
+    return max(builds, key=lambda path: path.stat().st_mtime)
+
+
 def write_tiny_model(path: Path, *, seed: int = 1, head_size: int = 64, n_ctx: int = 2048, n_layer: int = 2) -> Path:
     """A llama model of two layers with random weights and 64 tokens, without a tokenizer."""
     gguf = pytest.importorskip("gguf", reason="the gguf package writes the tiny models")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, write_tiny_model
+from conftest import native_build, write_tiny_model
 from llama_cachegen import Engine
 from llama_cachegen.errors import ContextError, MissReason, UnsupportedMemoryError
 from llama_cachegen.receipts import Outcome
@@ -42,9 +42,7 @@ def _tokens(n: int = N_TOKENS, seed: int = 5) -> list[int]:
 def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """make(architecture) -> path of a GGUF file."""
     folder = tmp_path_factory.mktemp("architectures")
-    builds = [path.parent for path in (ROOT / "build").glob("cp*/CTestTestfile.cmake")]
-    assert builds, "no build with native tests; run scripts/setup --tests"
-    program = max(builds, key=lambda path: path.stat().st_mtime) / "tests" / "native" / "test-memory-classes"
+    program = native_build() / "tests" / "native" / "test-memory-classes"
 
     def make(architecture: str) -> Path:
         path = folder / f"{architecture}.gguf"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NATIVE_REPORTS, ROOT
+from conftest import NATIVE_REPORTS, ROOT, native_build
 from llama_cachegen.ggml_types import GgmlType
 from parity import CELLS, NATIVE, SCALAR, Cell, Parity
 
@@ -40,13 +40,6 @@ def _environment() -> dict[str, str]:
 
 def _run(arguments: list[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, env=_environment(), cwd=ROOT, **kwargs)  # type: ignore[call-overload]
-
-
-def _build() -> Path:
-    """The newest build with native tests."""
-    builds = [path.parent for path in (ROOT / "build").glob("cp*/CTestTestfile.cmake")]
-    assert builds, "no build with native tests; run scripts/setup --tests"
-    return max(builds, key=lambda path: path.stat().st_mtime)
 
 
 def _count_comparisons(parity: Parity, output: str) -> set[str]:
@@ -98,7 +91,7 @@ def _ctest(build: Path, title: str) -> str:
 
 
 def test_plain(parity: Parity) -> None:
-    sets = _count_comparisons(parity, _ctest(_build(), "plain"))
+    sets = _count_comparisons(parity, _ctest(native_build(), "plain"))
     for implementation in NATIVE[1:3]:
         if implementation not in sets:
             parity.absent[implementation] = "this processor or build has none"
@@ -142,7 +135,7 @@ def test_neon(parity: Parity) -> None:
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-3000:]
     NATIVE_REPORTS.append(("NEON under qemu", last_line))
     _count_comparisons(parity, result.stdout)
-    here = _run([str(_build() / "tests" / "native" / "test-codec-isa")])
+    here = _run([str(native_build() / "tests" / "native" / "test-codec-isa")])
     assert here.returncode == 0, here.stdout[-6000:]
     assert _digest(result.stdout) == _digest(here.stdout)
     parity.remarks.append(
