@@ -245,8 +245,7 @@ std::vector<uint32_t> match_planes(const archive_reader & archive, const std::ve
                       c.description.layer, page_kind_name(c.description.kind), page_type_name(int32_t(plane.type)),
                       page_type_name(c.description.type));
         }
-        if (c.description.kind != LLAMA_KV_PAGE_KIND_K && c.description.kind != LLAMA_KV_PAGE_KIND_V &&
-            plane.mode == CACHEGEN_LCG3_LOSSY) {
+        if (kind == CACHEGEN_KIND_AUX && plane.mode == CACHEGEN_LCG3_LOSSY) {
             page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE_FORMAT, "layer %" PRId32 " %s was not coded losslessly",
                       c.description.layer, page_kind_name(c.description.kind));
         }
@@ -289,7 +288,7 @@ struct import_plan {
         require_codec(components, false);
         for (const auto & part : parts) {
             wanted_from.push_back(first_token + uint32_t(part.begin(p0, p0 + int32_t(n_tokens)) - p0));
-            if (part.is_windowed && part.cache->get_size() >= parts[0].cache->get_size() &&
+            if (part.is_windowed() && part.cache->get_size() >= parts[0].cache->get_size() &&
                 plane_begin(wanted_from.size() - 1) <= first_token) {
                 wanted_from.back() = first_token; // a window of full size can go back to any position
             }
@@ -326,8 +325,8 @@ struct import_plan {
                           " to %" PRIu32 " need them from %" PRIu32 " on; %s",
                           live.layer, page_kind_name(live.kind), plane.first_token, first_token,
                           first_token + n_tokens - 1, wanted_from[components[i].part],
-                          parts[components[i].part].is_windowed ? "restore all of it, or save with a full-size window"
-                                                                : "it was made from a window");
+                          parts[components[i].part].is_windowed() ? "restore all of it, or save with a full-size window"
+                                                                  : "it was made from a window");
             }
         }
     }
@@ -712,7 +711,7 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         std::vector<part_cells> cells;
         for (const auto & part : parts) {
             int32_t from = part.begin(p0, p1);
-            if (part.is_windowed) {
+            if (part.is_windowed()) {
                 // all of it if all of it is there, else what the last token attends to
                 llama_kv_cache::slot_info::idx_vec_t idxs;
                 if (part.cache->page_lookup(seq_id, p0, p1, idxs) == p1) {

@@ -38,6 +38,12 @@ llama_kv_cache & dense_cache(llama_context * ctx) {
     return cache;
 }
 
+page_part dense_part(llama_kv_cache & cache) {
+    page_part part;
+    part.cache = &cache;
+    return part;
+}
+
 //
 // layout
 //
@@ -68,27 +74,17 @@ page_layout make_layout(llama_context * ctx, llama_kv_cache & cache, int32_t seq
     layout.n_tokens      = uint32_t(n_tokens);
     layout.payload_bytes = 0;
 
-    for (const auto & c : cache.page_components(layout.stream)) {
-        const size_t row_bytes = ggml_row_size(c.tensor->type, c.n_embd);
-
-        llama_kv_page_component component = {};
-        component.layer                   = int32_t(c.il);
-        component.kind                    = c.is_v ? LLAMA_KV_PAGE_KIND_V : LLAMA_KV_PAGE_KIND_K;
-        component.type                    = c.tensor->type;
-        component.transposed              = c.transposed;
-        component.n_rot                   = c.n_rot;
+    for (const auto & t : page_tensors({ dense_part(cache) }, seq_id)) {
+        llama_kv_page_component component = t.description;
         component.n_tokens                = layout.n_tokens;
-        component.n_channels              = c.n_embd;
-        component.row_bytes               = uint32_t(row_bytes);
         component.offset                  = layout.payload_bytes;
-        component.n_bytes                 = uint64_t(layout.n_tokens) * row_bytes;
-        component.xxh3                    = 0;
+        component.n_bytes                 = uint64_t(layout.n_tokens) * component.row_bytes;
 
         layout.payload_bytes +=
             (component.n_bytes + component_alignment - 1) / component_alignment * component_alignment;
         layout.components.push_back(component);
-        layout.tensors.push_back(
-            { static_cast<uint8_t *>(c.tensor->data), c.transposed, cache.get_size(), c.n_embd, uint32_t(row_bytes) });
+        layout.tensors.push_back({ static_cast<uint8_t *>(t.tensor->data), component.transposed != 0, t.n_cells,
+                                   component.n_channels, component.row_bytes });
     }
     return layout;
 }
@@ -230,7 +226,8 @@ uint64_t layout_heap_bytes(const page_layout & layout, size_t n_cells, size_t n_
 
 struct llama_kv_page_reservation {
     llama_context *                      ctx;
-    llama_kv_cache *                     cache;
+    page_part                            part;
+    int32_t                              seq_id;
     page_layout                          layout;     // of the live cache
     std::vector<llama_kv_page_component> components; // of the page, the same but for its digests
     std::vector<page_cell_run>           runs;
@@ -249,7 +246,8 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
 
     auto reservation        = std::make_unique<llama_kv_page_reservation>();
     reservation->ctx        = ctx;
-    reservation->cache      = &cache;
+    reservation->part       = dense_part(cache);
+    reservation->seq_id     = seq_id;
     reservation->layout     = make_layout(ctx, cache, seq_id, p0, components[0].n_tokens);
     reservation->open       = false;
     const uint32_t n_tokens = reservation->layout.n_tokens;
@@ -263,7 +261,7 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
     try {
         reservation->runs = page_cell_runs(cells);
     } catch (...) {
-        page_release_cells(ctx, cache);
+        page_release_part(ctx, reservation->part);
         throw;
     }
     return reservation;
@@ -271,7 +269,7 @@ std::unique_ptr<llama_kv_page_reservation> reserve(llama_context * ctx, int32_t 
 
 void close(llama_kv_page_reservation & reservation) {
     if (reservation.open) {
-        page_release_cells(reservation.ctx, *reservation.cache);
+        page_release_part(reservation.ctx, reservation.part);
         reservation.open = false;
     }
 }
@@ -286,7 +284,7 @@ void commit(llama_kv_page_reservation & reservation) {
                       reservation.components[i].layer, page_kind_name(reservation.components[i].kind));
         }
     }
-    page_commit_cells(reservation.ctx, *reservation.cache);
+    page_commit_parts(reservation.ctx, { reservation.part }, reservation.seq_id);
     reservation.open = false;
 }
 

@@ -47,9 +47,62 @@ template <typename Memory> bool is_exactly(const llama_memory_i & memory) {
     return typeid(memory) == typeid(Memory);
 }
 
-} // namespace
+template <typename Memory> Memory * exactly(llama_memory_t memory) {
+    return is_exactly<Memory>(*memory) ? static_cast<Memory *>(memory) : nullptr;
+}
 
-namespace {
+// A class of memory, and what native pages say of it.
+struct memory_class {
+    const char *         name;
+    llama_kv_page_status native_status;
+    const char *         description;
+};
+
+memory_class class_of(const llama_memory_i & memory) {
+    if (is_exactly<llama_kv_cache>(memory)) {
+        return { "dense", LLAMA_KV_PAGE_OK, "dense cache" };
+    }
+    if (is_exactly<llama_kv_cache_iswa>(memory)) {
+        return { "iswa", LLAMA_KV_PAGE_REFUSED_ISWA, "interleaved sliding-window cache" };
+    }
+    if (is_exactly<llama_memory_recurrent>(memory)) {
+        return { "recurrent", LLAMA_KV_PAGE_REFUSED_RECURRENT, "recurrent memory" };
+    }
+    if (is_exactly<llama_memory_hybrid>(memory)) {
+        return { "hybrid", LLAMA_KV_PAGE_REFUSED_HYBRID, "hybrid attention and recurrent memory" };
+    }
+    if (is_exactly<llama_memory_hybrid_iswa>(memory)) {
+        return { "hybrid-iswa", LLAMA_KV_PAGE_REFUSED_HYBRID_ISWA, "hybrid sliding-window and recurrent memory" };
+    }
+    if (is_exactly<llama_memory_hybrid_idx>(memory)) {
+        return { "hybrid-idx", LLAMA_KV_PAGE_REFUSED_HYBRID_IDX, "hybrid memory with an indexer cache" };
+    }
+    if (is_exactly<llama_kv_cache_dsa>(memory)) {
+        return { "dsa", LLAMA_KV_PAGE_REFUSED_DSA, "sparse-attention cache with an indexer" };
+    }
+    if (is_exactly<llama_kv_cache_dsa_iswa>(memory)) {
+        return { "dsa-iswa", LLAMA_KV_PAGE_REFUSED_DSA_ISWA, "sliding-window sparse-attention cache with an indexer" };
+    }
+    if (is_exactly<llama_kv_cache_msa>(memory)) {
+        return { "msa", LLAMA_KV_PAGE_REFUSED_MSA, "multi-scale attention cache" };
+    }
+    if (is_exactly<llama_kv_cache_dsv4>(memory)) {
+        return { "dsv4", LLAMA_KV_PAGE_REFUSED_DSV4, "DeepSeek V4 cache" };
+    }
+    return { "unknown", LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory" };
+}
+
+// throws for what neither pages nor archives can hold
+void check_class(const memory_class & memory) {
+    if (memory.native_status == LLAMA_KV_PAGE_REFUSED_DSV4) {
+        page_fail(memory.native_status,
+                  "%s: its compressed rows do not belong to single positions, so no page of it is sound",
+                  memory.description);
+    }
+    if (memory.native_status == LLAMA_KV_PAGE_REFUSED_UNKNOWN) {
+        page_fail(memory.native_status, "%s: this memory class cannot be paged by this version", memory.description);
+    }
+}
 
 llama_memory_t memory_of(llama_context * ctx) {
     if (!ctx) {
@@ -76,23 +129,16 @@ void check_not_shared(const llama_kv_cache & cache) {
     }
 }
 
-[[noreturn]] void refuse_dsv4() {
-    page_fail(LLAMA_KV_PAGE_REFUSED_DSV4,
-              "DeepSeek V4 cache: its compressed rows do not belong to single positions, so no page of it is sound");
-}
-
 page_part attention(llama_kv_cache * cache) {
     page_part part;
-    part.cache       = cache;
-    part.is_windowed = cache->page_is_windowed();
+    part.cache = cache;
     return part;
 }
 
 // An indexer chooses cells of the cache beside it by their numbers.
 page_part indexer(llama_kv_cache * cache, const llama_kv_cache * beside) {
-    page_part part  = attention(cache);
-    part.is_indexer = true;
-    part.like       = beside;
+    page_part part = attention(cache);
+    part.like      = beside;
     return part;
 }
 
@@ -102,21 +148,18 @@ page_part state(llama_memory_recurrent * recurrent) {
     return part;
 }
 
-template <typename Memory> Memory * exactly(llama_memory_t memory) {
-    return is_exactly<Memory>(*memory) ? static_cast<Memory *>(memory) : nullptr;
-}
-
 } // namespace
 
 int32_t page_part::begin(int32_t p0, int32_t p1) const {
     if (recurrent) {
         return p1 - 1;
     }
-    return is_windowed ? std::max(p0, cache->page_window_begin(p1 - 1)) : p0;
+    return is_windowed() ? std::max(p0, cache->page_window_begin(p1 - 1)) : p0;
 }
 
 std::vector<page_part> page_parts(llama_context * ctx) {
     llama_memory_t memory = memory_of(ctx);
+    check_class(class_of(*memory));
     check_model(ctx);
     std::vector<page_part> parts;
     if (auto * cache = exactly<llama_kv_cache>(memory)) {
@@ -144,10 +187,6 @@ std::vector<page_part> page_parts(llama_context * ctx) {
                           attention(dsa_iswa->get_swa()) };
     } else if (auto * msa = exactly<llama_kv_cache_msa>(memory)) {
         parts = { attention(msa->get_base()), indexer(msa->get_idx(), msa->get_base()) };
-    } else if (is_exactly<llama_kv_cache_dsv4>(*memory)) {
-        refuse_dsv4();
-    } else {
-        page_fail(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory: this memory class cannot be paged by this version");
     }
     for (const auto & part : parts) {
         if (part.cache) {
@@ -184,12 +223,12 @@ std::vector<page_tensor> page_tensors(const std::vector<page_part> & parts, int3
             continue;
         }
         for (const auto & c : part.cache->page_components(part.cache->get_stream(seq_id))) {
-            const int32_t kind = c.is_v            ? LLAMA_KV_PAGE_KIND_V
-                                 : part.is_indexer ? LLAMA_KV_PAGE_KIND_INDEXER_K
-                                                   : LLAMA_KV_PAGE_KIND_K;
-            if (c.is_v && part.is_indexer) {
+            if (c.is_v && part.like) {
                 continue; // an indexer has no use for V: what is there is never read
             }
+            const int32_t kind = c.is_v      ? LLAMA_KV_PAGE_KIND_V
+                                 : part.like ? LLAMA_KV_PAGE_KIND_INDEXER_K
+                                             : LLAMA_KV_PAGE_KIND_K;
             add(i, c.il, kind, c.tensor, c.n_embd, part.cache->get_size());
             result.back().description.transposed = c.transposed;
             result.back().description.n_rot      = c.n_rot;
@@ -206,56 +245,16 @@ const char * page_memory_name(llama_context * ctx) {
     if (!memory) {
         return "none";
     }
-    return is_exactly<llama_kv_cache>(*memory)             ? "dense"
-           : is_exactly<llama_kv_cache_iswa>(*memory)      ? "iswa"
-           : is_exactly<llama_memory_recurrent>(*memory)   ? "recurrent"
-           : is_exactly<llama_memory_hybrid>(*memory)      ? "hybrid"
-           : is_exactly<llama_memory_hybrid_iswa>(*memory) ? "hybrid-iswa"
-           : is_exactly<llama_memory_hybrid_idx>(*memory)  ? "hybrid-idx"
-           : is_exactly<llama_kv_cache_dsa>(*memory)       ? "dsa"
-           : is_exactly<llama_kv_cache_dsa_iswa>(*memory)  ? "dsa-iswa"
-           : is_exactly<llama_kv_cache_msa>(*memory)       ? "msa"
-           : is_exactly<llama_kv_cache_dsv4>(*memory)      ? "dsv4"
-                                                           : "unknown";
+    return class_of(*memory).name;
 }
 
 llama_kv_cache & page_cache(llama_context * ctx) {
     llama_memory_t memory = memory_of(ctx);
 
-    static const char * later = "native pages do not hold it, archives do";
-
-    if (!is_exactly<llama_kv_cache>(*memory)) {
-        const auto refuse = [&](llama_kv_page_status status, const char * what) {
-            page_fail(status, "%s: %s", what, later);
-        };
-        if (is_exactly<llama_kv_cache_iswa>(*memory)) {
-            page_fail(LLAMA_KV_PAGE_REFUSED_ISWA, "interleaved sliding-window cache: %s", later);
-        }
-        if (is_exactly<llama_memory_recurrent>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_RECURRENT, "recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID, "hybrid attention and recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID_ISWA, "hybrid sliding-window and recurrent memory");
-        }
-        if (is_exactly<llama_memory_hybrid_idx>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_HYBRID_IDX, "hybrid memory with an indexer cache");
-        }
-        if (is_exactly<llama_kv_cache_dsa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSA, "sparse-attention cache with an indexer");
-        }
-        if (is_exactly<llama_kv_cache_dsa_iswa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_DSA_ISWA, "sliding-window sparse-attention cache with an indexer");
-        }
-        if (is_exactly<llama_kv_cache_msa>(*memory)) {
-            refuse(LLAMA_KV_PAGE_REFUSED_MSA, "multi-scale attention cache");
-        }
-        if (is_exactly<llama_kv_cache_dsv4>(*memory)) {
-            refuse_dsv4();
-        }
-        page_fail(LLAMA_KV_PAGE_REFUSED_UNKNOWN, "unknown memory: this memory class cannot be paged by this version");
+    const memory_class own = class_of(*memory);
+    check_class(own);
+    if (own.native_status != LLAMA_KV_PAGE_OK) {
+        page_fail(own.native_status, "%s: native pages do not hold it, archives do", own.description);
     }
 
     auto & cache = static_cast<llama_kv_cache &>(*memory);
@@ -435,11 +434,6 @@ void page_reserve_part(llama_context * ctx, const page_part & part, int32_t seq_
     cells[0] = uint32_t(row);
 }
 
-void page_release_cells(llama_context * ctx, llama_kv_cache & cache) {
-    cache.page_rollback();
-    ctx->page_fence(false);
-}
-
 void page_release_part(llama_context * ctx, const page_part & part) {
     if (part.cache) {
         part.cache->page_rollback();
@@ -449,28 +443,12 @@ void page_release_part(llama_context * ctx, const page_part & part) {
     ctx->page_fence(false);
 }
 
-namespace {
-
-[[noreturn]] void fail_stale() {
-    page_fail(LLAMA_KV_PAGE_ERR_STALE,
-              "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the page "
-              "was written");
-}
-
-} // namespace
-
-void page_commit_cells(llama_context * ctx, llama_kv_cache & cache) {
-    if (!cache.page_prepare()) {
-        fail_stale();
-    }
-    cache.page_commit();
-    ctx->page_fence(false);
-}
-
 void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
     for (const auto & part : parts) {
         if (part.cache ? !part.cache->page_prepare() : !part.recurrent->page_prepare()) {
-            fail_stale();
+            page_fail(LLAMA_KV_PAGE_ERR_STALE,
+                      "the sequence was cut or shifted, the memory was cleared, or its cells were taken, while the "
+                      "page was written");
         }
     }
     for (const auto & part : parts) {

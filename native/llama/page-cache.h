@@ -18,11 +18,12 @@ llama_kv_cache & page_cache(llama_context * ctx);
 
 // One of the modules that make up a context's memory: a cache with a cell a token, or a state after the last token.
 struct page_part {
-    llama_kv_cache *         cache       = nullptr; // or
-    llama_memory_recurrent * recurrent   = nullptr;
-    bool                     is_windowed = false;   // a cache that holds the last positions only
-    bool                     is_indexer  = false;   // keys of an indexer
-    const llama_kv_cache *   like        = nullptr; // a page has to lie in the same cells of this cache
+    llama_kv_cache *         cache     = nullptr; // or
+    llama_memory_recurrent * recurrent = nullptr;
+    const llama_kv_cache *   like      = nullptr; // of an indexer: a page has to lie in the same cells of this cache
+
+    // a cache that holds the last positions only
+    bool is_windowed() const { return cache && cache->page_is_windowed(); }
 
     // the first position that a page which ends before p1 and begins at p0 has to have in this part
     int32_t begin(int32_t p0, int32_t p1) const;
@@ -62,8 +63,8 @@ std::vector<uint32_t> page_find_cells(const llama_kv_cache & cache, int32_t seq_
 // the cells of a part, or the row of its state after position p1 - 1; throws ERR_MISSING
 std::vector<uint32_t> page_find_cells(const page_part & part, int32_t seq_id, int32_t p0, int32_t p1);
 
-// Reserve cells for n_tokens positions from p0 on and close the context's fence. The cells stay the cache's until one
-// of the next two functions is called. A windowed cache may lack positions before p0. `tokens`: their ids, or NULL.
+// Reserve cells for n_tokens positions from p0 on and close the context's fence. The cells stay the cache's until
+// they are released or committed. A windowed cache may lack positions before p0. `tokens`: their ids, or NULL.
 const std::vector<uint32_t> & page_reserve_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq_id,
                                                  int32_t p0, uint32_t n_tokens, const int32_t * tokens = nullptr,
                                                  const llama_kv_cache * like = nullptr);
@@ -73,9 +74,7 @@ void page_reserve_part(llama_context * ctx, const page_part & part, int32_t seq_
                        int32_t p1, const int32_t * tokens, std::vector<uint32_t> & cells);
 
 // free them again: cells zeroed, a state as it was
-void page_release_cells(llama_context * ctx, llama_kv_cache & cache);
 void page_release_part(llama_context * ctx, const page_part & part);
 
 // make them part of the sequence, all or nothing; throws ERR_STALE, and they are still to be released
-void page_commit_cells(llama_context * ctx, llama_kv_cache & cache);
 void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id);
