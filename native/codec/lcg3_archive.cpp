@@ -385,6 +385,38 @@ void check_block_digest(const archive & source, const payload & bytes, uint32_t 
     }
 }
 
+void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane) {
+    const plane_record & record   = source.planes[plane];
+    const bool           is_lossy = static_cast<plane_mode>(record.mode) == plane_mode::lossy;
+    const uint64_t       largest  = !is_lossy                                 ? 0xffffu
+                                    : record.scale_type == CACHEGEN_TYPE_F32 ? 0x7f7fffffu
+                                    : record.scale_type == CACHEGEN_TYPE_F16 ? 0x7bffu
+                                                                             : 0x7f7fu;
+    for (uint64_t i = 0; i < uint64_t{ unit.n_rows } * unit.n_scales_a_row; i++) {
+        if (uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, i, unit.scale_bits) > largest) {
+            fail(CACHEGEN_ERR_TABLE, "block %u, plane %u: scale %llu of row %llu %s", block, plane,
+                 (ull) (i % unit.n_scales_a_row), (ull) (i / unit.n_scales_a_row),
+                 is_lossy ? "is negative or not finite" : "has more than 16 bits");
+        }
+    }
+}
+
+void check_raw_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane) {
+    const uint64_t row_bytes = native_row_bytes(source.planes[plane]);
+    const uint64_t n_rows    = source.unit_n_tokens(block, plane);
+    const uint64_t begin     = source.unit_begin(block, plane);
+    const uint64_t n_bytes   = source.unit_end(block, plane) - begin;
+    if (n_bytes != align_up(n_rows * row_bytes, unit_alignment)) {
+        fail(CACHEGEN_ERR_GEOMETRY, "block %u, plane %u: %llu bytes for %llu native rows of %llu", block, plane,
+             (ull) n_bytes, (ull) n_rows, (ull) row_bytes);
+    }
+    for (uint64_t i = n_rows * row_bytes; i < n_bytes; i++) {
+        if (*bytes.at(begin + i) != 0) {
+            fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: padding that is not 0", block, plane);
+        }
+    }
+}
+
 unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane_index) {
     const plane_record & plane = source.planes[plane_index];
     const uint64_t       begin = source.unit_begin(block, plane_index);

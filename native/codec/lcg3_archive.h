@@ -65,6 +65,9 @@ archive parse_metadata(const void * bytes, uint64_t n_bytes, uint64_t archive_by
 // how long the metadata is, from the first 64 bytes
 uint64_t read_metadata_bytes(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes);
 
+// where a part lies: 0 is what lies between the metadata and the first block, 1 + b is block b; its bytes are NULL
+payload part_of(const archive & source, uint32_t part);
+
 // the bytes around the exact rows are zero
 void check_padding(const archive & source, const payload & bytes);
 
@@ -107,6 +110,12 @@ struct unit_view {
 };
 
 unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane);
+
+// every scale of a unit is one that its plane can have
+void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane);
+
+// the size and padding of a raw unit
+void check_raw_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane);
 
 // scales of a lossy plane: 1; of an exact one: its blocks' scales
 uint32_t n_scales_a_row(const plane_record & plane);

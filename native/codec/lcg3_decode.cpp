@@ -191,15 +191,10 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
     float levels[max_symbols] = {};
     memcpy(levels, set.values, sizeof(float) * set.record.n_symbols);
     std::vector<float> scales(unit.n_rows);
+    check_scales(*task.source, unit, task.block, task.plane);
     for (uint32_t t = 0; t < unit.n_rows; t++) {
-        const uint64_t bits = uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, t, unit.scale_bits);
-        if (bits > (plane.scale_type == CACHEGEN_TYPE_F32   ? 0x7f7fffffu
-                    : plane.scale_type == CACHEGEN_TYPE_F16 ? 0x7bffu
-                                                            : 0x7f7fu)) {
-            fail(CACHEGEN_ERR_TABLE, "block %u, plane %u: the scale of row %u is negative or not finite", task.block,
-                 task.plane, t);
-        }
-        scales[t] = scale_from_bits(static_cast<uint32_t>(bits), plane.scale_type);
+        const uint32_t bits = unit.scale_base + unpack_bits(unit.packed_scales, t, unit.scale_bits);
+        scales[t] = scale_from_bits(bits, plane.scale_type);
     }
 
     // groups are decoded side by side, as many as a rotation spans and at least two
@@ -349,20 +344,11 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
 }
 
 void decode_raw(const unit_task & task) {
+    check_raw_unit(*task.source, *task.bytes, task.block, task.plane);
     const plane_record & plane     = task.record();
     const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
     const uint64_t       n_rows    = task.source->unit_n_tokens(task.block, task.plane);
     const uint64_t       begin     = task.source->unit_begin(task.block, task.plane);
-    const uint64_t       n_bytes   = task.source->unit_end(task.block, task.plane) - begin;
-    if (n_bytes != (n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment) {
-        fail(CACHEGEN_ERR_GEOMETRY, "block %u, plane %u: %llu bytes for %llu native rows of %llu", task.block,
-             task.plane, (ull) n_bytes, (ull) n_rows, (ull) row_bytes);
-    }
-    for (uint64_t i = n_rows * row_bytes; i < n_bytes; i++) {
-        if (*task.bytes->at(begin + i) != 0) {
-            fail(CACHEGEN_ERR_RESERVED, "block %u, plane %u: padding that is not 0", task.block, task.plane);
-        }
-    }
     store_native(task, task.source->unit_first_token(task.block, task.plane), n_rows, 0, plane.n_channels,
                  task.bytes->at(begin), row_bytes);
 }

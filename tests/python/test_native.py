@@ -25,6 +25,7 @@ EXECUTABLES = {
     "test-page-refusals",
     "test-codec-stores",
     "test-state-undo",
+    "test-kernels",
     "fuzz-regression-ckg1-decode",
     "fuzz-regression-lcg3-decode",
     "fuzz-regression-lcg3-differential",

@@ -1,0 +1,169 @@
+#include "emulated_device.h"
+
+#include "../native_body.h"
+#include "status.h"
+
+#include <cstdlib>
+#include <vector>
+
+namespace kernels {
+
+using namespace cachegen;
+
+namespace {
+
+constexpr uint32_t n_threads = 64; // two groups: what they share is seen
+
+uint8_t * bytes_at(uint64_t address) {
+    return reinterpret_cast<uint8_t *>(address);
+}
+
+template <uint32_t STORE, int R, bool IS_WIDE>
+void run_decode(const kc_thread & me, const launch_buffers & in, table_entry * table, token_scratch * scratch) {
+    decode_kernel<STORE, R, IS_WIDE>(me, in, table, scratch);
+}
+
+using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, token_scratch *);
+
+template <uint32_t STORE> decode_entry decode_of(uint32_t n_side, bool is_wide) {
+    switch (n_side) {
+        case 1: return is_wide ? run_decode<STORE, 1, true> : run_decode<STORE, 1, false>;
+        case 2: return is_wide ? run_decode<STORE, 2, true> : run_decode<STORE, 2, false>;
+        case 4: return is_wide ? run_decode<STORE, 4, true> : run_decode<STORE, 4, false>;
+        default: return is_wide ? run_decode<STORE, 8, true> : run_decode<STORE, 8, false>;
+    }
+}
+
+decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
+    switch (store) {
+        case store_f32: return decode_of<store_f32>(n_side, is_wide);
+        case store_f16: return decode_of<store_f16>(n_side, is_wide);
+        case store_bf16: return decode_of<store_bf16>(n_side, is_wide);
+        case store_q8_0: return decode_of<store_q8_0>(n_side, is_wide);
+        case store_q4_0: return decode_of<store_q4_0>(n_side, is_wide);
+        case store_f32_transposed: return decode_of<store_f32_transposed>(n_side, is_wide);
+        case store_f16_transposed: return decode_of<store_f16_transposed>(n_side, is_wide);
+        default: return decode_of<store_bf16_transposed>(n_side, is_wide);
+    }
+}
+
+using place_entry = void (*)(const kc_thread &, const launch_buffers &, float *);
+
+place_entry place_entry_of(uint32_t store) {
+    switch (store) {
+        case store_f32: return place_kernel<store_f32>;
+        case store_f16: return place_kernel<store_f16>;
+        case store_bf16: return place_kernel<store_bf16>;
+        case store_q8_0: return place_kernel<store_q8_0>;
+        case store_q4_0: return place_kernel<store_q4_0>;
+        case store_f32_transposed: return place_kernel<store_f32_transposed>;
+        case store_f16_transposed: return place_kernel<store_f16_transposed>;
+        default: return place_kernel<store_bf16_transposed>;
+    }
+}
+
+} // namespace
+
+void emulated_device::count(const char * what) {
+    if (++n_calls_ == fail_at_) {
+        fail(CACHEGEN_ERR_OUT_OF_MEMORY, "%s was made to fail", what);
+    }
+}
+
+emulated_device::~emulated_device() {
+    for (auto & slot : slots_) {
+        free(slot.host);
+        free(slot.device);
+    }
+    for (const auto & [address, bytes] : memory_) {
+        free(bytes);
+    }
+}
+
+uint64_t emulated_device::allocate(uint64_t n_bytes) {
+    count("an allocation");
+    auto * bytes = static_cast<uint8_t *>(malloc(n_bytes));
+    if (bytes == nullptr) {
+        throw std::bad_alloc();
+    }
+    const auto address = reinterpret_cast<uint64_t>(bytes);
+    memory_[address]   = bytes;
+    return address;
+}
+
+void emulated_device::release(uint64_t address) {
+    if (address != 0) {
+        free(memory_.at(address));
+        memory_.erase(address);
+    }
+}
+
+void emulated_device::clear(uint64_t address, uint64_t n_bytes) {
+    count("a fill");
+    memset(bytes_at(address), 0, n_bytes);
+}
+
+void emulated_device::upload(uint64_t address, const void * bytes, uint64_t n_bytes) {
+    count("an upload");
+    if (n_bytes > 0) {
+        memcpy(bytes_at(address), bytes, n_bytes);
+    }
+}
+
+void emulated_device::download(void * bytes, uint64_t address, uint64_t n_bytes) {
+    count("a download");
+    if (n_bytes > 0) {
+        memcpy(bytes, bytes_at(address), n_bytes);
+    }
+}
+
+uint8_t * emulated_device::slot(uint32_t index, uint64_t n_bytes) {
+    count("a slot");
+    auto & slot = slots_[index];
+    // exactly as many bytes as asked for: what lies behind is out of bounds
+    free(slot.host);
+    free(slot.device);
+    slot.host    = static_cast<uint8_t *>(malloc(n_bytes));
+    slot.device  = static_cast<uint8_t *>(malloc(n_bytes));
+    slot.n_bytes = n_bytes;
+    if (slot.host == nullptr || slot.device == nullptr) {
+        throw std::bad_alloc();
+    }
+    return slot.host;
+}
+
+uint64_t emulated_device::slot_address(uint32_t index) const {
+    return reinterpret_cast<uint64_t>(slots_[index].device);
+}
+
+void emulated_device::submit(uint32_t index, uint64_t n_bytes) {
+    count("a copy");
+    memcpy(slots_[index].device, slots_[index].host, n_bytes);
+}
+
+void emulated_device::launch(const planned_launch & launch, const launch_buffers & in) {
+    count("a launch");
+    n_launches_[static_cast<int>(launch.kind)]++;
+    const uint32_t jobs_a_workgroup = n_threads / 32;
+    // fewer workgroups than the jobs need: some take a second one
+    const uint32_t n_workgroups     = std::max(1u, (in.n_groups + jobs_a_workgroup - 1) / jobs_a_workgroup * 2 / 3);
+    for (uint32_t w = 0; w < n_workgroups; w++) {
+        if (launch.kind == launch_kind::decode) {
+            std::vector<table_entry>   table(in.set.n_entries);
+            std::vector<token_scratch> scratch(jobs_a_workgroup);
+            const auto                 entry = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
+            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+                                 [&](const kc_thread & me) { entry(me, in, table.data(), scratch.data()); });
+        } else if (launch.kind == launch_kind::expand) {
+            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+                                 [&](const kc_thread & me) { expand_kernel(me, in); });
+        } else {
+            std::vector<float> span(jobs_a_workgroup * max_span);
+            const auto         entry = place_entry_of(launch.store);
+            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+                                 [&](const kc_thread & me) { entry(me, in, span.data()); });
+        }
+    }
+}
+
+} // namespace kernels

@@ -1,0 +1,56 @@
+// A device for tests: the kernels' own source, run lane by lane on the processor. Memory is malloc's, so that an
+// address sanitizer sees what a kernel touches.
+#pragma once
+
+#include "../device.h"
+
+#include <map>
+
+namespace kernels {
+
+class emulated_device : public device {
+  public:
+    // order: of the lanes, see lanes::run_workgroup(); shared_bytes: what a workgroup has
+    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 96 << 10)
+        : order_(order), shared_bytes_(shared_bytes) {}
+    ~emulated_device() override;
+
+    uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint64_t allocate(uint64_t n_bytes) override;
+    void     release(uint64_t address) override;
+    void     clear(uint64_t address, uint64_t n_bytes) override;
+    void     upload(uint64_t address, const void * bytes, uint64_t n_bytes) override;
+    void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
+    void     wait() override {}
+    void     launch(const planned_launch & launch, const launch_buffers & in) override;
+
+    uint32_t  n_slots() const override { return 2; }
+    uint8_t * slot(uint32_t index, uint64_t n_bytes) override;
+    uint64_t  slot_address(uint32_t index) const override;
+    void      submit(uint32_t index, uint64_t n_bytes) override;
+    void      retire(uint32_t) override {}
+
+    // the allocation, upload, copy or launch with this number fails; 0: none
+    void     fail_at(uint64_t number) { fail_at_ = number; }
+    uint64_t n_calls() const { return n_calls_; }
+    uint64_t n_allocations() const { return memory_.size(); }
+    uint64_t n_launches(launch_kind kind) const { return n_launches_[static_cast<int>(kind)]; }
+
+  private:
+    void count(const char * what);
+
+    struct staging {
+        uint8_t * host    = nullptr;
+        uint8_t * device  = nullptr;
+        uint64_t  n_bytes = 0;
+    };
+    uint32_t                      order_;
+    uint64_t                      shared_bytes_;
+    uint64_t                      fail_at_       = 0;
+    uint64_t                      n_calls_       = 0;
+    uint64_t                      n_launches_[3] = {};
+    std::map<uint64_t, uint8_t *> memory_;
+    staging                       slots_[2];
+};
+
+} // namespace kernels

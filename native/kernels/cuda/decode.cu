@@ -1,0 +1,107 @@
+// CUDA entries of the decoder: launch shapes and shared memory. What they do is in the bodies.
+#include "../native_body.h"
+#include "decode.h"
+
+namespace kernels {
+
+namespace {
+
+__device__ kc_thread this_thread() {
+    return { threadIdx.x, threadIdx.x & 31, threadIdx.x / 32, blockDim.x / 32, blockIdx.x, gridDim.x };
+}
+
+constexpr uint32_t decode_threads = 256;
+constexpr uint32_t native_threads = 256;
+
+template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads)
+    decode(const __grid_constant__ launch_buffers in) {
+    extern __shared__ uint64_t shared[];
+    decode_kernel<STORE, R, IS_WIDE>(this_thread(), in, shared,
+                                     reinterpret_cast<token_scratch *>(shared + in.set.n_entries));
+}
+
+__global__ void __launch_bounds__(native_threads) expand(const __grid_constant__ launch_buffers in) {
+    expand_kernel(this_thread(), in);
+}
+
+template <uint32_t STORE> __global__ void __launch_bounds__(native_threads)
+    place(const __grid_constant__ launch_buffers in) {
+    __shared__ float span[native_threads / 32 * max_span];
+    place_kernel<STORE>(this_thread(), in, span);
+}
+
+using kernel = void (*)(launch_buffers);
+
+template <uint32_t STORE> kernel decode_of(int n_side, bool is_wide) {
+    switch (n_side) {
+        case 1: return is_wide ? decode<STORE, 1, true> : decode<STORE, 1, false>;
+        case 2: return is_wide ? decode<STORE, 2, true> : decode<STORE, 2, false>;
+        case 4: return is_wide ? decode<STORE, 4, true> : decode<STORE, 4, false>;
+        default: return is_wide ? decode<STORE, 8, true> : decode<STORE, 8, false>;
+    }
+}
+
+kernel decode_kernel_of(uint32_t store, int n_side, bool is_wide) {
+    switch (store) {
+        case store_f32: return decode_of<store_f32>(n_side, is_wide);
+        case store_f16: return decode_of<store_f16>(n_side, is_wide);
+        case store_bf16: return decode_of<store_bf16>(n_side, is_wide);
+        case store_q8_0: return decode_of<store_q8_0>(n_side, is_wide);
+        case store_q4_0: return decode_of<store_q4_0>(n_side, is_wide);
+        case store_f32_transposed: return decode_of<store_f32_transposed>(n_side, is_wide);
+        case store_f16_transposed: return decode_of<store_f16_transposed>(n_side, is_wide);
+        default: return decode_of<store_bf16_transposed>(n_side, is_wide);
+    }
+}
+
+kernel place_kernel_of(uint32_t store) {
+    switch (store) {
+        case store_f32: return place<store_f32>;
+        case store_f16: return place<store_f16>;
+        case store_bf16: return place<store_bf16>;
+        case store_q8_0: return place<store_q8_0>;
+        case store_q4_0: return place<store_q4_0>;
+        case store_f32_transposed: return place<store_f32_transposed>;
+        case store_f16_transposed: return place<store_f16_transposed>;
+        default: return place<store_bf16_transposed>;
+    }
+}
+
+uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
+    const uint32_t jobs_a_workgroup = n_threads / 32;
+    return (n_jobs + jobs_a_workgroup - 1) / jobs_a_workgroup;
+}
+
+} // namespace
+
+uint64_t decode_shared_bytes(const set_shape & set) {
+    return uint64_t{ set.n_entries } * sizeof(table_entry) + decode_threads / 32 * sizeof(token_scratch);
+}
+
+cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide,
+                          uint32_t max_workgroups, cudaStream_t stream) {
+    const kernel   which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
+    const uint64_t bytes = decode_shared_bytes(in.set);
+    if (bytes > 48 << 10) {
+        const cudaError_t error =
+            cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+        if (error != cudaSuccess) {
+            return error;
+        }
+    }
+    const uint32_t wanted = workgroups_for(in.n_groups, decode_threads);
+    which < <<wanted<max_workgroups ? wanted : max_workgroups, decode_threads, bytes, stream>>>(in);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_expand(const launch_buffers & in, cudaStream_t stream) {
+    expand<<<workgroups_for(in.n_groups, native_threads), native_threads, 0, stream>>>(in);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_place(const launch_buffers & in, uint32_t store, cudaStream_t stream) {
+    place_kernel_of(store)<<<workgroups_for(in.n_groups, native_threads), native_threads, 0, stream>>>(in);
+    return cudaGetLastError();
+}
+
+} // namespace kernels

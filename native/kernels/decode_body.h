@@ -1,0 +1,161 @@
+// A lossy unit straight into its destination: entropy decoding, levels times scales, rotation and typed store in one.
+#pragma once
+
+#include "rans_body.h"
+#include "store_body.h"
+
+namespace kernels {
+
+// what 32 lanes keep of 32 tokens
+struct token_scratch {
+    float    scales[32];
+    uint32_t cells[32];
+};
+
+// number `index` of an array of `width` bits, 0 to 32; see libcachegen's bit_pack.h
+KC_FN uint32_t packed_number(const KC_GLOBAL uint8_t * packed, uint64_t index, uint32_t width) {
+    if (width == 0) {
+        return 0;
+    }
+    const KC_GLOBAL uint32_t * const words = (const KC_GLOBAL uint32_t *) packed;
+    const uint64_t                   bit   = index * width;
+    const uint32_t                   shift = (uint32_t) bit & 31;
+    uint32_t                         value = words[bit / 32] >> shift;
+    if (shift + width > 32) {
+        value |= words[bit / 32 + 1] << (32 - shift);
+    }
+    return width == 32 ? value : value & ((1u << width) - 1);
+}
+
+// scale_type: cachegen_type
+KC_FN float scale_of(uint32_t bits, uint32_t scale_type) {
+    return scale_type == 1 ? float_of_fp16(bits) : kc_float(scale_type == 30 ? bits << 16 : bits);
+}
+
+// the scales and cells of tokens [first_row, first_row + 32) of a unit
+KC_FN void load_tokens(const kc_thread & me, const launch_buffers & in, const KC_GLOBAL unit_job & unit,
+                       uint32_t first_row, KC_SHARED token_scratch & scratch) {
+    const uint32_t row       = first_row + me.lane;
+    const bool     is_there  = row < unit.n_rows;
+    const bool     is_wanted = row >= unit.first_row && row < unit.end_row;
+    float          scale     = 0;
+    if (is_there) {
+        const KC_GLOBAL uint8_t * const packed = in.bytes + unit.bytes_offset + unit.scales_offset;
+        scale = scale_of(unit.scale_base + packed_number(packed, row, unit.scale_bits), unit.scale_type);
+    }
+    kc_sync_group(); // the tokens before have been used
+    scratch.scales[me.lane] = scale;
+    scratch.cells[me.lane]  = is_wanted ? in.cells[unit.cells + (row - unit.first_row)] : no_cell;
+    kc_sync_group();
+}
+
+/*
+ * F16 rows without a rotation: lane s works out what symbol s stands for in a token, once for all lanes. IS_WIDE: there
+ * are more than 32 symbols, and lane s has two of them.
+ */
+template <int R, bool IS_WIDE>
+KC_FN void store_fp16_symbols(const kc_thread & me, KC_GLOBAL uint8_t * dest, const KC_GLOBAL unit_job & unit,
+                              uint32_t first_group, const float (&levels)[2], const float (&scales)[tile_tokens],
+                              const uint32_t (&cells)[tile_tokens], const uint32_t (&halves)[R][tile_tokens]) {
+    KC_UNROLL
+    for (int t = 0; t < tile_tokens; t++) {
+        const uint32_t of_symbols =
+            IS_WIDE ? kc_to_fp16_pair(levels[0] * scales[t], levels[1] * scales[t]) : kc_to_fp16(levels[0] * scales[t]);
+        KC_GLOBAL uint8_t * const row = row_of(dest, unit, cells[t]);
+        KC_UNROLL
+        for (int r = 0; r < R; r++) {
+            const uint32_t symbol = halves[r][t] >> 11;
+            uint32_t       value  = kc_shuffle(of_symbols, symbol & 31);
+            if (IS_WIDE) {
+                value = symbol & 32 ? value >> 16 : value & 0xffff;
+            }
+            const uint32_t channel = (first_group + r) * 32 + me.lane;
+            if (cells[t] != no_cell && channel < unit.n_channels) {
+                ((KC_GLOBAL uint16_t *) row)[channel] = (uint16_t) value;
+            }
+        }
+    }
+}
+
+/*
+ * Decode R adjacent groups of a unit.
+ * levels  IN  of the symbols me.lane and me.lane + 32
+ * With F16 rows and R 1 there is no rotation.
+ */
+template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
+KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, Table table, const float (&levels)[2],
+                         const KC_GLOBAL unit_job & unit, uint32_t unit_index, KC_GLOBAL uint8_t * dest,
+                         uint32_t first_group, KC_SHARED token_scratch & scratch) {
+    const bucket_shape shape = shape_of(in.set);
+    lane_streams<R>    streams;
+    open_streams(me, in, unit, first_group, streams);
+    const uint32_t n_rows   = unit.n_rows;
+    const uint32_t rotation = unit.apply_rotation;
+    for (uint32_t first_row = 0; first_row < n_rows; first_row += 32) {
+        load_tokens(me, in, unit, first_row, scratch);
+        const uint32_t n = n_rows - first_row < 32 ? n_rows - first_row : 32;
+        for (uint32_t begin = 0; begin < n; begin += tile_tokens) {
+            uint32_t halves[R][tile_tokens] = {};
+            next_tile(me, shape, table, n - begin, streams, halves);
+            float    scales[tile_tokens];
+            uint32_t cells[tile_tokens];
+            KC_UNROLL
+            for (int t = 0; t < tile_tokens; t++) {
+                scales[t] = scratch.scales[begin + t];
+                cells[t]  = scratch.cells[begin + t];
+            }
+            if (STORE == store_f16 && R == 1) {
+                store_fp16_symbols<R, IS_WIDE>(me, dest, unit, first_group, levels, scales, cells, halves);
+                continue;
+            }
+            float values[R][tile_tokens];
+            KC_UNROLL
+            for (int r = 0; r < R; r++) {
+                KC_UNROLL
+                for (int t = 0; t < tile_tokens; t++) {
+                    const uint32_t symbol = halves[r][t] >> 11;
+                    uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol & 31);
+                    if (IS_WIDE) {
+                        const uint32_t upper = kc_shuffle(kc_float_bits(levels[1]), symbol & 31);
+                        level                = symbol & 32 ? upper : level;
+                    }
+                    values[r][t] = kc_float(level) * scales[t];
+                }
+            }
+            if (rotation != 0) {
+                rotate_tile<R, tile_tokens>(me, rotation, unit.rotation_factor, values);
+            }
+            store_tile<STORE, R, tile_tokens>(me, dest, unit, first_group, cells, values);
+        }
+    }
+    close_streams(me, in, unit_index, first_group, streams);
+}
+
+// the set's table for the whole workgroup
+KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table) {
+    for (uint32_t i = me.id; i < in.set.n_entries; i += 32 * me.n_groups) {
+        table[i] = in.table[i];
+    }
+    kc_sync();
+}
+
+/*
+ * The kernel: groups of lanes take jobs in turn.
+ * table    OUT in.set.n_entries
+ * scratch  OUT one a group of lanes
+ */
+template <uint32_t STORE, int R, bool IS_WIDE> KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in,
+                                                                        KC_SHARED table_entry *   table,
+                                                                        KC_SHARED token_scratch * scratch) {
+    load_table(me, in, table);
+    const float levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
+    for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
+        const uint32_t             index = in.groups[i].unit;
+        const KC_GLOBAL unit_job & unit  = in.units[index];
+        decode_groups<STORE, R, IS_WIDE, const KC_SHARED table_entry *>(me, in, table, levels, unit, index,
+                                                                        (KC_GLOBAL uint8_t *) unit.dest,
+                                                                        in.groups[i].first_group, scratch[me.group]);
+    }
+}
+
+} // namespace kernels

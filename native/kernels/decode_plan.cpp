@@ -1,0 +1,371 @@
+#include "decode_plan.h"
+
+#include "bit_pack.h"
+#include "native_tile.h"
+#include "typed_store.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace kernels {
+
+namespace {
+
+using namespace cachegen;
+using ull = unsigned long long;
+
+constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
+constexpr uint32_t decode_warps = 8;
+constexpr uint64_t token_bytes  = 32 * 8; // what 32 lanes keep of 32 tokens
+
+uint32_t store_of(const device_rows & rows) {
+    switch (rows.type) {
+        case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
+        case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
+        case CACHEGEN_TYPE_BF16: return rows.is_transposed ? store_bf16_transposed : store_bf16;
+        case CACHEGEN_TYPE_Q8_0: return store_q8_0;
+        default: return store_q4_0;
+    }
+}
+
+uint32_t coded_rotation(const lcg3::plane_record & plane) {
+    return plane.flags & lcg3::plane_flag_unrotated ? 0 : plane.n_rot;
+}
+
+device_set make_set(const lcg3::symbol_set & set) {
+    device_set result{};
+    result.shape.n_models       = set.tables.n_models;
+    result.shape.n_classes      = set.tables.n_classes;
+    result.shape.log2_n_buckets = set.tables.log2_n_buckets;
+    result.shape.initial_class  = set.tables.initial_class;
+    result.shape.n_symbols      = set.tables.n_symbols;
+    result.shape.n_entries      = static_cast<uint32_t>(set.buckets.size());
+    const uint32_t width        = lcg3::prob_scale >> set.tables.log2_n_buckets;
+    const auto     half         = [&](uint32_t bits, uint32_t upper) {
+        const uint32_t symbol = lcg3::half_symbol(bits);
+        return lcg3::half_frequency(bits) | symbol << 11 | uint32_t{ set.tables.class_of[symbol] } << 17 | upper << 22;
+    };
+    for (const lcg3::bucket bucket : set.buckets) {
+        const auto     own     = static_cast<uint32_t>(bucket);
+        const auto     alias   = static_cast<uint32_t>(bucket >> 32);
+        // libcachegen's divider 0: both halves are the same symbol
+        const bool     is_one  = own == alias;
+        const uint32_t divider = is_one ? width : lcg3::half_divider(own);
+        const uint32_t rank    = is_one ? 0 : (lcg3::half_addend(alias) + divider) & 1023;
+        result.table.push_back(uint64_t{ half(alias, rank) } << 32 | half(own, divider));
+    }
+    memcpy(result.values, set.values, sizeof(result.values));
+    return result;
+}
+
+void check_rows(const device_rows & rows, uint32_t index, const lcg3::plane_record & plane, uint64_t n_tokens) {
+    cachegen_rows checked{};
+    checked.type          = rows.type;
+    checked.is_transposed = rows.is_transposed;
+    checked.n_tokens      = rows.n_tokens;
+    checked.n_rows        = rows.n_rows;
+    checked.n_channels    = rows.n_channels;
+    checked.stride_bytes  = rows.stride_bytes;
+    checked.n_bytes       = UINT64_MAX; // whoever allocated the tensor knows
+    checked.cells         = rows.cells;
+    checked.data          = reinterpret_cast<void *>(rows.address); // never read
+    validate_rows(checked, "a destination");
+    if (rows.n_channels != plane.n_channels || rows.n_tokens < n_tokens) {
+        fail(CACHEGEN_ERR_MISMATCH, "plane %u has %u channels, its destination %u, with %llu tokens of %llu", index,
+             plane.n_channels, rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
+    }
+    const uint32_t n_rot = rows.n_rot;
+    if (n_rot != 0 &&
+        (n_rot < 2 || n_rot > lcg3::max_rotation || (n_rot & (n_rot - 1)) != 0 || plane.n_channels % n_rot != 0)) {
+        fail(CACHEGEN_ERR_ARGUMENT, "plane %u: a destination rotated by %u of %u channels", index, n_rot,
+             plane.n_channels);
+    }
+}
+
+} // namespace
+
+decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, uint64_t n_tokens,
+                         const std::vector<device_rows> & destinations)
+    : archive_(archive), first_token_(first_token), end_token_(first_token + n_tokens), destinations_(destinations) {
+    const lcg3::header & head = archive.head;
+    if (n_tokens == 0 || first_token > head.n_tokens || n_tokens > head.n_tokens - first_token) {
+        fail(CACHEGEN_ERR_ARGUMENT, "tokens from %llu, %llu of them; the archive has %u", (ull) first_token,
+             (ull) n_tokens, head.n_tokens);
+    }
+    if (destinations.size() != head.n_planes) {
+        fail(CACHEGEN_ERR_ARGUMENT, "%zu destinations for %u planes", destinations.size(), head.n_planes);
+    }
+    for (const auto & set : archive.sets) {
+        sets_.push_back(make_set(set));
+    }
+    // planes mostly share their cells
+    std::vector<std::pair<const uint32_t *, uint32_t>> known;
+    for (uint32_t p = 0; p < head.n_planes; p++) {
+        plane_models_.push_back(static_cast<uint32_t>(models_.size()));
+        const device_rows & rows  = destinations[p];
+        const auto &        plane = archive.planes[p];
+        if (rows.address == 0) {
+            continue;
+        }
+        const uint64_t begin = std::max({ first_token, uint64_t{ plane.first_token }, uint64_t{ rows.first_token } });
+        const uint64_t end   = first_token + n_tokens;
+        check_rows(rows, p, plane, end - std::min(begin, end));
+        if (begin >= end) {
+            continue;
+        }
+        if (archive.models[p] != nullptr) {
+            models_.insert(models_.end(), archive.models[p], archive.models[p] + plane.n_channels);
+        }
+        const auto same = std::find_if(known.begin(), known.end(), [&](const auto & k) {
+            return k.first == rows.cells && cells_.size() - k.second >= end - begin;
+        });
+        uint32_t   at   = 0;
+        if (same != known.end() && rows.cells != nullptr) {
+            at = same->second;
+        } else {
+            at = static_cast<uint32_t>(cells_.size());
+            for (uint64_t t = 0; t < end - begin; t++) {
+                cells_.push_back(rows.cells != nullptr ? rows.cells[t] : static_cast<uint32_t>(t));
+            }
+            known.emplace_back(rows.cells, at);
+        }
+        wanted_.push_back({ p, begin, end, at });
+    }
+}
+
+bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & limits) const {
+    const auto & plane = archive_.planes[wanted.plane];
+    if (static_cast<lcg3::plane_mode>(plane.mode) != lcg3::plane_mode::lossy) {
+        return false;
+    }
+    const device_rows & rows     = destinations_[wanted.plane];
+    const uint32_t      from     = coded_rotation(plane);
+    const uint32_t      rotation = std::max(from, rows.n_rot);
+    // one rotation at most, and one that 32 lanes have at hand
+    if (from != rows.n_rot && ((from != 0 && rows.n_rot != 0) || rotation > 32 * max_side)) {
+        return false;
+    }
+    const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
+    return table_bytes + decode_warps * token_bytes <= limits.shared_bytes;
+}
+
+uint64_t decode_plan::largest_scratch() const {
+    uint64_t largest = 0;
+    for (const auto & wanted : wanted_) {
+        const auto & plane = archive_.planes[wanted.plane];
+        const auto   mode  = static_cast<lcg3::plane_mode>(plane.mode);
+        if (mode != lcg3::plane_mode::raw) {
+            const uint32_t type = mode == lcg3::plane_mode::lossy ? uint32_t{ CACHEGEN_TYPE_F32 } : plane.type;
+            largest             = std::max(largest, native_bytes(type, plane.n_channels) * archive_.head.block_tokens);
+        }
+    }
+    return largest;
+}
+
+bool decode_plan::needs_scratch(const device_limits & limits) const {
+    return std::any_of(wanted_.begin(), wanted_.end(), [&](const wanted_plane & w) { return !is_fused(w, limits); });
+}
+
+bool decode_plan::has_tokens_of(uint32_t block) const {
+    const uint64_t begin = archive_.block_first_token(block);
+    return begin < end_token_ && begin + archive_.head.block_tokens > first_token_;
+}
+
+std::vector<uint32_t> decode_plan::unit_planes(uint32_t block) const {
+    std::vector<uint32_t> result;
+    if (!has_tokens_of(block)) {
+        return result;
+    }
+    for (const auto & wanted : wanted_) {
+        if (archive_.unit_n_tokens(block, wanted.plane) > 0) {
+            result.push_back(wanted.plane);
+        }
+    }
+    return result;
+}
+
+unit_job decode_plan::describe(const wanted_plane & wanted, uint64_t first_token, uint32_t n_rows) const {
+    const auto &        plane = archive_.planes[wanted.plane];
+    const device_rows & rows  = destinations_[wanted.plane];
+    unit_job            unit{};
+    unit.dest            = rows.address;
+    unit.dest_stride     = rows.stride_bytes;
+    unit.n_rows          = n_rows;
+    unit.n_channels      = plane.n_channels;
+    unit.n_groups        = (plane.n_channels + 31) / 32;
+    unit.native_type     = plane.type;
+    const uint64_t begin = std::max(first_token, wanted.first_token);
+    const uint64_t end   = std::min(first_token + n_rows, wanted.end_token);
+    unit.first_row       = static_cast<uint32_t>(begin - std::min(begin, first_token));
+    unit.end_row         = static_cast<uint32_t>(end - std::min(end, first_token));
+    unit.cells           = wanted.cells + static_cast<uint32_t>(begin - wanted.first_token);
+    unit.undo_rotation   = plane.n_rot != rows.n_rot ? plane.n_rot : 0;
+    unit.apply_rotation  = plane.n_rot != rows.n_rot ? rows.n_rot : 0;
+    unit.is_same         = plane.type == rows.type && plane.n_rot == rows.n_rot;
+    return unit;
+}
+
+void decode_plan::add_exact_rows(part_plan & plan, const lcg3::payload & bytes, uint64_t bytes_address) const {
+    uint64_t                            offset = archive_.exact_offset;
+    std::vector<std::vector<group_job>> by_store(n_store_kinds);
+    auto                                wanted = wanted_.begin();
+    for (uint32_t p = 0; p < archive_.head.n_planes && wanted != wanted_.end(); p++) {
+        const auto &   plane     = archive_.planes[p];
+        const uint64_t row_bytes = native_bytes(plane.type, plane.n_channels);
+        const uint32_t n_rows    = archive_.n_exact_rows(p);
+        if (wanted->plane == p) {
+            unit_job unit = describe(*wanted, plane.first_token, n_rows);
+            unit.native   = bytes_address + (offset - bytes.offset);
+            for (uint32_t row = unit.first_row; row < unit.end_row; row++) {
+                by_store[store_of(destinations_[p])].push_back({ static_cast<uint32_t>(plan.units.size()), row });
+            }
+            plan.units.push_back(unit);
+            ++wanted;
+        }
+        offset += n_rows * row_bytes;
+    }
+    for (uint32_t store = 0; store < n_store_kinds; store++) {
+        if (!by_store[store].empty()) {
+            plan.launches.push_back({ launch_kind::place, store, 0, 0, static_cast<uint32_t>(plan.groups.size()),
+                                      static_cast<uint32_t>(by_store[store].size()) });
+            plan.groups.insert(plan.groups.end(), by_store[store].begin(), by_store[store].end());
+        }
+    }
+}
+
+void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint64_t bytes_address,
+                            const device_limits & limits) const {
+    struct kind_jobs {
+        planned_launch         launch;
+        std::vector<group_job> groups;
+    };
+    std::vector<kind_jobs> direct; // in any order
+    std::vector<kind_jobs> staged; // in turn: they share the scratch
+    uint64_t               scratch_used = 0;
+    size_t                 batch_begin  = 0;
+    const auto             jobs_of = [](std::vector<kind_jobs> & all, size_t from, launch_kind kind, uint32_t store,
+                                        uint32_t n_side, uint32_t set) -> std::vector<group_job> & {
+        for (size_t i = from; i < all.size(); i++) {
+            const auto & l = all[i].launch;
+            if (l.kind == kind && l.store == store && l.n_side == n_side && l.set == set) {
+                return all[i].groups;
+            }
+        }
+        all.push_back({ { kind, store, n_side, set, 0, 0 }, {} });
+        return all.back().groups;
+    };
+    for (const auto & wanted : wanted_) {
+        const uint32_t p      = wanted.plane;
+        const auto &   plane  = archive_.planes[p];
+        const auto     mode   = static_cast<lcg3::plane_mode>(plane.mode);
+        const uint32_t n_rows = archive_.unit_n_tokens(plan.block, p);
+        const uint32_t from   = archive_.unit_first_token(plan.block, p);
+        const uint32_t store  = store_of(destinations_[p]);
+        const auto     index  = static_cast<uint32_t>(plan.units.size());
+        if (n_rows == 0) {
+            continue;
+        }
+        unit_job unit     = describe(wanted, from, n_rows);
+        unit.bytes_offset = archive_.unit_begin(plan.block, p) - bytes.offset;
+        if (mode == lcg3::plane_mode::raw) {
+            lcg3::check_raw_unit(archive_, bytes, plan.block, p);
+            unit.native = bytes_address + unit.bytes_offset;
+            for (uint32_t row = unit.first_row; row < unit.end_row; row++) {
+                jobs_of(direct, 0, launch_kind::place, store, 0, 0).push_back({ index, row });
+            }
+            plan.units.push_back(unit);
+            continue;
+        }
+        const lcg3::unit_view view = lcg3::parse_unit(archive_, bytes, plan.block, p);
+        lcg3::check_scales(archive_, view, plan.block, p);
+        const uint8_t * const begin = bytes.at(archive_.unit_begin(plan.block, p));
+        unit.scales_offset          = static_cast<uint32_t>(view.packed_scales - begin);
+        unit.raw_offset             = static_cast<uint32_t>(view.packed_raw - begin);
+        unit.words_offset           = static_cast<uint32_t>(view.group_words[0] - begin);
+        unit.scale_base             = view.scale_base;
+        unit.scale_bits             = view.scale_bits;
+        unit.n_scales_a_row         = view.n_scales_a_row;
+        unit.scale_type             = plane.scale_type;
+        unit.raw_bits               = plane.raw_bits;
+        unit.is_exact               = mode == lcg3::plane_mode::exact;
+        unit.models                 = plane_models_[p];
+        unit.group_words            = static_cast<uint32_t>(plan.group_words.size());
+        for (const uint8_t * words : view.group_words) {
+            plan.group_words.push_back(static_cast<uint32_t>((words - view.group_words[0]) / 2));
+        }
+        if (is_fused(wanted, limits)) {
+            const uint32_t rotation = coded_rotation(plane) != destinations_[p].n_rot
+                                          ? std::max(coded_rotation(plane), destinations_[p].n_rot)
+                                          : 0;
+            unit.undo_rotation      = 0;
+            unit.apply_rotation     = rotation;
+            unit.rotation_factor    = rotation ? 1.0f / std::sqrt(static_cast<float>(rotation)) : 0;
+            // one group a lane is for values that are ready when their symbol is known
+            const bool     is_block = store == store_q8_0 || store == store_q4_0;
+            const uint32_t n_side   = std::max(is_block || rotation != 0 ? 2u : 1u, rotation / 32);
+            auto &         jobs     = jobs_of(direct, 0, launch_kind::decode, store, n_side, plane.set);
+            for (uint32_t group = 0; group < unit.n_groups; group += n_side) {
+                jobs.push_back({ index, group });
+            }
+        } else {
+            if (mode == lcg3::plane_mode::lossy) {
+                unit.native_type             = CACHEGEN_TYPE_F32;
+                const uint32_t from_rotation = coded_rotation(plane);
+                unit.undo_rotation           = from_rotation != destinations_[p].n_rot ? from_rotation : 0;
+                unit.apply_rotation          = from_rotation != destinations_[p].n_rot ? destinations_[p].n_rot : 0;
+                unit.is_same = destinations_[p].type == CACHEGEN_TYPE_F32 && from_rotation == destinations_[p].n_rot;
+            }
+            const uint64_t needed = (native_bytes(unit.native_type, plane.n_channels) * n_rows + 15) / 16 * 16;
+            if (scratch_used + needed > limits.scratch_bytes) {
+                batch_begin  = staged.size();
+                scratch_used = 0;
+            }
+            unit.native = limits.scratch + scratch_used;
+            scratch_used += needed;
+            // all of a batch's expands before its places
+            auto & expands = jobs_of(staged, batch_begin, launch_kind::expand, 0, 0, plane.set);
+            for (uint32_t group = 0; group < unit.n_groups; group++) {
+                expands.push_back({ index, group });
+            }
+            auto & places = jobs_of(staged, batch_begin, launch_kind::place, store, 0, 0);
+            for (uint32_t row = unit.first_row; row < unit.end_row; row++) {
+                places.push_back({ index, row });
+            }
+            std::stable_partition(staged.begin() + static_cast<std::ptrdiff_t>(batch_begin), staged.end(),
+                                  [](const kind_jobs & k) { return k.launch.kind == launch_kind::expand; });
+        }
+        plan.units.push_back(unit);
+    }
+    for (auto * all : { &direct, &staged }) {
+        for (auto & one : *all) {
+            one.launch.first_group_job = static_cast<uint32_t>(plan.groups.size());
+            one.launch.n_group_jobs    = static_cast<uint32_t>(one.groups.size());
+            if (one.launch.n_group_jobs > 0) {
+                plan.launches.push_back(one.launch);
+            }
+            plan.groups.insert(plan.groups.end(), one.groups.begin(), one.groups.end());
+        }
+    }
+}
+
+part_plan decode_plan::plan(uint32_t part, const lcg3::payload & bytes, uint64_t bytes_address,
+                            const device_limits & limits) const {
+    part_plan plan;
+    if (part == 0) {
+        lcg3::check_padding(archive_, bytes);
+        lcg3::check_exact_digest(archive_, bytes);
+        if (first_token_ < archive_.head.n_exact_tokens) {
+            add_exact_rows(plan, bytes, bytes_address);
+        }
+        return plan;
+    }
+    plan.block = part - 1;
+    lcg3::check_block_digest(archive_, bytes, plan.block);
+    if (has_tokens_of(plan.block)) {
+        add_block(plan, bytes, bytes_address, limits);
+    }
+    return plan;
+}
+
+} // namespace kernels

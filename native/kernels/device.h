@@ -1,0 +1,41 @@
+// What the decoder needs of a device: memory, a queue that runs copies and launches in order, and staging slots whose
+// upload overlaps the work before them.
+#pragma once
+
+#include "decode_plan.h"
+
+namespace kernels {
+
+// Every function throws cachegen::error: ERR_OUT_OF_MEMORY, or ERR_INTERNAL with the device's own words.
+class device {
+  public:
+    virtual ~device() = default;
+
+    // bytes of shared memory that a workgroup can have
+    virtual uint64_t shared_bytes() const = 0;
+
+    // memory on the device; nobody else uses it until it is released
+    virtual uint64_t allocate(uint64_t n_bytes)                = 0;
+    virtual void     release(uint64_t address)                 = 0;
+    virtual void     clear(uint64_t address, uint64_t n_bytes) = 0;
+
+    // wait until it is there
+    virtual void upload(uint64_t address, const void * bytes, uint64_t n_bytes) = 0;
+    // after everything before
+    virtual void download(void * bytes, uint64_t address, uint64_t n_bytes)     = 0;
+    virtual void wait()                                                         = 0;
+
+    virtual void launch(const planned_launch & launch, const launch_buffers & in) = 0;
+
+    // Staging: a slot is memory on the host that the device reads fast, and as much on the device.
+    virtual uint32_t  n_slots() const                          = 0;
+    // memory of a slot, after what was submitted from it before has been used; its bytes are the caller's to write
+    virtual uint8_t * slot(uint32_t index, uint64_t n_bytes)   = 0;
+    virtual uint64_t  slot_address(uint32_t index) const       = 0;
+    // copy the slot's first n_bytes; launches from now on see them
+    virtual void      submit(uint32_t index, uint64_t n_bytes) = 0;
+    // the launches since submit() were the last to use the slot
+    virtual void      retire(uint32_t index)                   = 0;
+};
+
+} // namespace kernels

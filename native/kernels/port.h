@@ -1,0 +1,68 @@
+// The language the kernels are written in: what CUDA, HIP and a C++ compiler share, and a lane interface for the rest.
+// A group of lanes is 32 threads that run in step, on a machine with waves of 64 half a wave.
+#pragma once
+
+#define KC_GLOBAL
+#define KC_SHARED
+
+#if defined(__CUDACC__) && !defined(__HIP__)
+
+#    include <cuda_fp16.h>
+#    include <stdint.h>
+#    define KC_FN static __device__ __forceinline__
+#    define KC_UNROLL _Pragma("unroll")
+
+// where a thread is: in its workgroup, and the workgroup in the launch
+struct kc_thread {
+    uint32_t id;
+    uint32_t lane;
+    uint32_t group;    // of 32 lanes, in the workgroup
+    uint32_t n_groups; // of the workgroup
+    uint32_t workgroup;
+    uint32_t n_workgroups;
+};
+
+KC_FN uint32_t kc_ballot(bool value) {
+    return __ballot_sync(0xffffffffu, value);
+}
+KC_FN uint32_t kc_shuffle(uint32_t value, uint32_t lane) {
+    return __shfl_sync(0xffffffffu, value, static_cast<int>(lane));
+}
+KC_FN uint32_t kc_shuffle_xor(uint32_t value, uint32_t mask) {
+    return __shfl_xor_sync(0xffffffffu, value, static_cast<int>(mask));
+}
+KC_FN uint32_t kc_max(uint32_t value) {
+    return __reduce_max_sync(0xffffffffu, value);
+}
+KC_FN uint32_t kc_min(uint32_t value) {
+    return __reduce_min_sync(0xffffffffu, value);
+}
+KC_FN void kc_sync_group() {
+    __syncwarp();
+}
+KC_FN void kc_sync() {
+    __syncthreads();
+}
+KC_FN uint32_t kc_count_bits(uint32_t value) {
+    return static_cast<uint32_t>(__popc(static_cast<int>(value)));
+}
+KC_FN uint32_t kc_float_bits(float value) {
+    return __float_as_uint(value);
+}
+KC_FN float kc_float(uint32_t bits) {
+    return __uint_as_float(bits);
+}
+// of a number that is no NaN
+KC_FN uint32_t kc_to_fp16(float value) {
+    return __half_as_ushort(__float2half_rn(value));
+}
+KC_FN uint32_t kc_to_fp16_pair(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+#else // a C++ compiler: lanes are emulated
+
+#    include "cpu/lanes.h"
+
+#endif

@@ -1,0 +1,515 @@
+#include "kernel_parity.h"
+
+#include "archive_decoder.h"
+#include "cachegen.h"
+#include "harness.h"
+#include "native_tile.h"
+#include "status.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+
+namespace kernel_parity {
+
+namespace {
+
+using bytes = std::vector<uint8_t>;
+
+constexpr uint32_t types[] = { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_BF16, CACHEGEN_TYPE_Q8_0,
+                               CACHEGEN_TYPE_Q4_0 };
+
+const char * type_name(uint32_t type) {
+    switch (type) {
+        case CACHEGEN_TYPE_F32: return "F32";
+        case CACHEGEN_TYPE_F16: return "F16";
+        case CACHEGEN_TYPE_BF16: return "BF16";
+        case CACHEGEN_TYPE_Q8_0: return "Q8_0";
+        default: return "Q4_0";
+    }
+}
+
+bool is_block(uint32_t type) {
+    return type == CACHEGEN_TYPE_Q8_0 || type == CACHEGEN_TYPE_Q4_0;
+}
+
+void check_ok(int32_t status) {
+    if (status != CACHEGEN_OK) {
+        printf("%s: %s\n", cachegen_status_name(status), cachegen_last_message());
+    }
+    CHECK_EQ(status, int32_t(CACHEGEN_OK));
+}
+
+struct plane_case {
+    cachegen_lcg3_plane plane{};
+    bytes               source;
+    uint32_t            type          = 0; // of the destination
+    uint32_t            is_transposed = 0;
+    uint32_t            n_rot         = 0;
+    uint32_t            wanted_from   = 0;
+    bool                is_scattered  = false;
+    bool                is_left_out   = false;
+};
+
+struct page_case {
+    uint32_t                n_tokens;
+    cachegen_lcg3_options   options{};
+    std::vector<plane_case> planes;
+    uint32_t                first_token = 0;
+    uint32_t                n_wanted    = 0;
+};
+
+// values as caches hold them: channels of different spread, some outliers, tokens that resemble the one before
+std::vector<float> make_values(std::mt19937 & random, uint32_t n_tokens, uint32_t n_channels, bool is_odd) {
+    std::normal_distribution<float> normal;
+    std::vector<float>              values(size_t{ n_tokens } * n_channels);
+    std::vector<float>              spread(n_channels);
+    for (auto & s : spread) {
+        s = std::exp(normal(random));
+    }
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        for (uint32_t c = 0; c < n_channels; c++) {
+            const float before                   = t > 0 ? values[size_t{ t - 1 } * n_channels + c] : 0;
+            values[size_t{ t } * n_channels + c] = 0.6f * before + spread[c] * normal(random);
+        }
+    }
+    if (is_odd) {
+        for (uint32_t t = 0; t < n_tokens; t += 7) { // rows of zeros, of equal extremes, of tiny numbers
+            for (uint32_t c = 0; c < n_channels; c++) {
+                float & v = values[size_t{ t } * n_channels + c];
+                v         = t % 3 == 0 ? 0.0f : t % 3 == 1 ? (c % 2 ? 2.5f : -2.5f) : v * 1e-40f;
+            }
+        }
+    }
+    return values;
+}
+
+cachegen_rows rows_for(bytes & data, uint32_t type, uint32_t is_transposed, uint64_t n_tokens, uint64_t n_rows,
+                       uint32_t n_channels, const uint32_t * cells) {
+    cachegen_rows rows{};
+    rows.type          = type;
+    rows.is_transposed = is_transposed;
+    rows.n_tokens      = n_tokens;
+    rows.n_rows        = n_rows;
+    rows.n_channels    = n_channels;
+    rows.stride_bytes =
+        is_transposed ? n_rows * cachegen::native_bytes(type, 1) : cachegen::native_bytes(type, n_channels);
+    rows.n_bytes = n_rows * cachegen::native_bytes(type, n_channels);
+    data.resize(rows.n_bytes);
+    rows.cells = cells;
+    rows.data  = data.data();
+    return rows;
+}
+
+plane_case make_plane(std::mt19937 & random, uint32_t n_tokens, uint32_t mode, uint32_t type, uint32_t n_channels,
+                      bool is_odd) {
+    plane_case result;
+    auto &     plane               = result.plane;
+    plane.struct_size              = sizeof(plane);
+    plane.layer                    = static_cast<int32_t>(random() % 40);
+    plane.kind                     = 1 + random() % 3;
+    plane.mode                     = mode;
+    plane.type                     = type;
+    plane.n_channels               = n_channels;
+    plane.first_token              = random() % 4 == 0 ? random() % n_tokens : 0;
+    constexpr uint32_t rotations[] = { 0, 0, 0, 64, 64, 128, 256, 512, 16 };
+    plane.n_rot                    = rotations[random() % 9];
+    if (plane.n_rot != 0 && n_channels % plane.n_rot != 0) {
+        plane.n_rot = 0;
+    }
+    if (mode == CACHEGEN_LCG3_LOSSY) {
+        constexpr uint32_t symbols[] = { 3, 13, 15, 31, 33, 63 };
+        constexpr uint32_t scales[]  = { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_BF16 };
+        plane.n_symbols              = symbols[random() % 6];
+        plane.scale_type             = scales[random() % 3];
+        plane.is_unrotated           = plane.n_rot != 0 && random() % 2;
+    }
+    const uint32_t           n      = n_tokens - plane.first_token;
+    const std::vector<float> values = make_values(random, n, n_channels, is_odd);
+    const cachegen_rows      rows   = rows_for(result.source, type, 0, n, n, n_channels, nullptr);
+    check_ok(cachegen_store_rows(&rows, 0, n, values.data()));
+    if (is_odd && mode != CACHEGEN_LCG3_LOSSY && !is_block(type)) {
+        // NaN and infinities survive
+        for (size_t i = 0; i + 4 <= result.source.size(); i += 4 * (1 + random() % 500)) {
+            constexpr uint32_t odd[] = { 0x7f800000, 0xff800000, 0x7fc00001, 0xffa00000, 0x80000000 };
+            memcpy(&result.source[i], &odd[random() % 5], 4);
+        }
+    }
+    return result;
+}
+
+bytes encode(const page_case & page) {
+    std::vector<cachegen_lcg3_plane> planes;
+    std::vector<cachegen_rows>       sources;
+    for (const auto & p : page.planes) {
+        planes.push_back(p.plane);
+        const uint32_t n = page.n_tokens - p.plane.first_token;
+        sources.push_back(rows_for(const_cast<bytes &>(p.source), p.plane.type, 0, n, n, p.plane.n_channels, nullptr));
+    }
+    void *   archive = nullptr;
+    uint64_t n_bytes = 0;
+    check_ok(
+        cachegen_lcg3_encode(planes.data(), sources.data(), planes.size(), &page.options, nullptr, &archive, &n_bytes));
+    bytes result(static_cast<uint8_t *>(archive), static_cast<uint8_t *>(archive) + n_bytes);
+    cachegen_free(archive);
+    return result;
+}
+
+// destinations in host and in device memory, filled alike
+struct destinations {
+    kernels::device &                      device;
+    std::vector<bytes>                     host;
+    std::vector<std::vector<uint32_t>>     cells;
+    std::vector<cachegen_lcg3_destination> expected;
+    std::vector<kernels::device_rows>      on_device;
+
+    destinations(kernels::device & device, const page_case & page, std::mt19937 & random) : device(device) {
+        try {
+            make(page, random);
+        } catch (...) {
+            release();
+            throw;
+        }
+    }
+
+    ~destinations() { release(); }
+
+    destinations(const destinations &)             = delete;
+    destinations & operator=(const destinations &) = delete;
+
+    void release() {
+        for (const auto & rows : on_device) {
+            device.release(rows.address);
+        }
+    }
+
+    void make(const page_case & page, std::mt19937 & random) {
+        const uint64_t end = uint64_t{ page.first_token } + page.n_wanted;
+        host.resize(page.planes.size());
+        cells.resize(page.planes.size());
+        for (size_t i = 0; i < page.planes.size(); i++) {
+            const auto & p     = page.planes[i];
+            const auto   begin = std::max({ page.first_token, p.plane.first_token, p.wanted_from });
+            const auto   n     = static_cast<uint32_t>(end - std::min<uint64_t>(begin, end));
+            const auto   rows  = p.is_scattered ? n + 9 : std::max(n, 1u);
+            if (p.is_scattered) {
+                std::vector<uint32_t> all(rows);
+                std::iota(all.begin(), all.end(), 0);
+                std::shuffle(all.begin(), all.end(), random);
+                cells[i].assign(all.begin(), all.begin() + n);
+                cells[i].reserve(1); // never NULL
+            }
+            cachegen_lcg3_destination destination{};
+            destination.rows = rows_for(host[i], p.type, p.is_transposed, n, rows, p.plane.n_channels,
+                                        p.is_scattered ? cells[i].data() : nullptr);
+            for (auto & byte : host[i]) {
+                byte = static_cast<uint8_t>(random());
+            }
+            destination.n_rot       = p.n_rot;
+            destination.first_token = p.wanted_from;
+            kernels::device_rows there{};
+            if (p.is_left_out) {
+                destination.rows.data = nullptr;
+            } else {
+                there.type          = p.type;
+                there.is_transposed = p.is_transposed;
+                there.address       = device.allocate(std::max<size_t>(host[i].size(), 1));
+                there.stride_bytes  = destination.rows.stride_bytes;
+                there.n_rows        = rows;
+                there.n_channels    = p.plane.n_channels;
+                there.n_rot         = p.n_rot;
+                there.first_token   = p.wanted_from;
+                there.n_tokens      = n;
+                there.cells         = destination.rows.cells;
+            }
+            expected.push_back(destination);
+            on_device.push_back(there);
+            if (there.address != 0) {
+                device.upload(there.address, host[i].data(), host[i].size());
+            }
+        }
+    }
+
+    bytes read(size_t i) const {
+        bytes result(host[i].size());
+        device.download(result.data(), on_device[i].address, result.size());
+        return result;
+    }
+};
+
+struct part_range {
+    uint64_t offset;
+    uint64_t n_bytes;
+};
+
+// what libcachegen and the device make of an archive
+struct outcome {
+    int32_t     status = CACHEGEN_OK;
+    std::string message;
+};
+
+outcome decode_on_device(kernels::device & device, const bytes & archive, const page_case & page,
+                         const std::vector<kernels::device_rows> & rows, bool is_in_place) {
+    outcome result;
+    result.status = cachegen::guard([&] {
+        kernels::archive_decoder decoder(device, archive.data(), archive.size(), archive.size(), page.first_token,
+                                         page.n_wanted, rows);
+        cachegen_lcg3 *          reader = nullptr;
+        const int32_t opened = cachegen_lcg3_open_metadata(archive.data(), archive.size(), archive.size(), &reader);
+        if (opened != CACHEGEN_OK) {
+            cachegen::fail(static_cast<cachegen_status>(opened), "%s", cachegen_last_message());
+        }
+        const std::unique_ptr<cachegen_lcg3, void (*)(cachegen_lcg3 *)> owner(reader, cachegen_lcg3_close);
+        cachegen_lcg3_info                                              info{};
+        info.struct_size = sizeof(info);
+        cachegen_lcg3_describe(reader, &info, nullptr, 0);
+        for (uint32_t part = 0; part <= info.n_blocks; part++) {
+            uint64_t offset  = 0;
+            uint64_t n_bytes = 0;
+            cachegen_lcg3_part(reader, part, &offset, &n_bytes);
+            const uint8_t * from = archive.data() + offset;
+            if (is_in_place) {
+                uint8_t * memory = decoder.part_memory(n_bytes);
+                memcpy(memory, from, n_bytes);
+                from = memory;
+            }
+            decoder.part(part, from, n_bytes);
+        }
+        decoder.finish();
+    });
+    if (result.status != CACHEGEN_OK) {
+        result.message = cachegen_last_message();
+    }
+    return result;
+}
+
+// part by part too, so that both see the same bytes in the same order
+outcome decode_on_host(const bytes & archive, const page_case & page,
+                       const std::vector<cachegen_lcg3_destination> & rows) {
+    outcome         result;
+    cachegen_lcg3 * reader = nullptr;
+    result.status          = cachegen_lcg3_open_metadata(archive.data(), archive.size(), archive.size(), &reader);
+    if (result.status == CACHEGEN_OK) {
+        cachegen_lcg3_info info{};
+        info.struct_size = sizeof(info);
+        cachegen_lcg3_describe(reader, &info, nullptr, 0);
+        for (uint32_t part = 0; part <= info.n_blocks && result.status == CACHEGEN_OK; part++) {
+            uint64_t offset  = 0;
+            uint64_t n_bytes = 0;
+            cachegen_lcg3_part(reader, part, &offset, &n_bytes);
+            result.status = cachegen_lcg3_decode_part(reader, part, archive.data() + offset, n_bytes, page.first_token,
+                                                      page.n_wanted, rows.data(), rows.size(), nullptr);
+        }
+    }
+    if (result.status != CACHEGEN_OK) {
+        result.message = cachegen_last_message();
+    }
+    cachegen_lcg3_close(reader);
+    return result;
+}
+
+std::string name_of(const plane_case & p) {
+    const char * mode   = p.plane.mode == CACHEGEN_LCG3_LOSSY   ? "lossy"
+                          : p.plane.mode == CACHEGEN_LCG3_EXACT ? "exact"
+                                                                : "raw";
+    std::string  result = mode;
+    if (p.plane.mode != CACHEGEN_LCG3_LOSSY) {
+        result += std::string(" ") + type_name(p.plane.type);
+    }
+    result += std::string(" -> ") + type_name(p.type);
+    if (p.is_transposed) {
+        result += ", transposed";
+    }
+    const uint32_t coded = p.plane.mode == CACHEGEN_LCG3_LOSSY && p.plane.is_unrotated ? 0 : p.plane.n_rot;
+    return result + (coded != p.n_rot ? ", rotated" : "");
+}
+
+page_case make_page(std::mt19937 & random, bool is_large) {
+    page_case page;
+    page.n_tokens                = is_large ? 500 + random() % 3000 : 1 + random() % 90;
+    page.options.struct_size     = sizeof(page.options);
+    page.options.block_tokens    = is_large ? 512 + random() % 1024 : 32 + random() % 40;
+    page.options.n_exact_tokens  = random() % 3 * 2;
+    page.options.n_models        = 1 + random() % 20;
+    page.options.n_classes       = random() % 3 == 0 ? 1 : 1 + random() % 16;
+    page.options.n_sample_tokens = 0;
+    page.first_token             = random() % 2 ? 0 : random() % page.n_tokens;
+    page.n_wanted = random() % 2 ? page.n_tokens - page.first_token : 1 + random() % (page.n_tokens - page.first_token);
+    return page;
+}
+
+void complete(std::mt19937 & random, const page_case & page, plane_case & p, uint32_t type, uint32_t is_transposed) {
+    p.type                         = type;
+    p.is_transposed                = is_transposed;
+    constexpr uint32_t rotations[] = { 0, 64, 128, 256, 32 };
+    p.n_rot                        = random() % 2 ? p.plane.n_rot : rotations[random() % 5];
+    if (p.n_rot != 0 && p.plane.n_channels % p.n_rot != 0) {
+        p.n_rot = 0;
+    }
+    p.wanted_from  = random() % 5 == 0 ? random() % page.n_tokens : 0;
+    p.is_scattered = random() % 2;
+    p.is_left_out  = random() % 12 == 0;
+}
+
+void check_equal(const page_case & page, size_t i, const bytes & got, const bytes & expected) {
+    const auto &         p = page.planes[i];
+    const harness::scope what(name_of(p) + ", plane " + std::to_string(i) + ": " + std::to_string(p.plane.n_symbols) +
+                              " symbols, " + std::to_string(p.plane.n_channels) + " channels, rotations " +
+                              std::to_string(p.plane.n_rot) + (p.plane.is_unrotated ? " undone" : "") + " to " +
+                              std::to_string(p.n_rot) + ", " + std::to_string(page.n_tokens) + " tokens");
+    if (got != expected) {
+        size_t first = 0;
+        size_t n     = 0;
+        for (size_t b = got.size(); b-- > 0;) {
+            if (got[b] != expected[b]) {
+                first = b;
+                n++;
+            }
+        }
+        printf("%zu of %zu bytes differ, the first at %zu: %02x, expected %02x\n", n, got.size(), first, got[first],
+               expected[first]);
+    }
+    CHECK(got == expected);
+}
+
+void compare(kernels::device & device, const page_case & page, std::mt19937 & random, coverage & covered) {
+    const bytes        archive = encode(page);
+    const destinations at(device, page, random);
+    const outcome      host = decode_on_host(archive, page, at.expected);
+    check_ok(host.status);
+    const outcome there = decode_on_device(device, archive, page, at.on_device, random() % 2);
+    if (there.status != CACHEGEN_OK) {
+        printf("device: %s: %s\n", cachegen_status_name(there.status), there.message.c_str());
+    }
+    CHECK_EQ(there.status, int32_t(CACHEGEN_OK));
+    for (size_t i = 0; i < page.planes.size(); i++) {
+        if (page.planes[i].is_left_out) {
+            continue;
+        }
+        check_equal(page, i, at.read(i), at.host[i]);
+        covered[name_of(page.planes[i])]++;
+    }
+}
+
+} // namespace
+
+coverage compare_pages(kernels::device & device, uint32_t n_rounds, bool is_large) {
+    coverage covered;
+    for (uint32_t round = 0; round < n_rounds; round++) {
+        for (const uint32_t mode : { CACHEGEN_LCG3_LOSSY, CACHEGEN_LCG3_EXACT, CACHEGEN_LCG3_RAW }) {
+            for (const uint32_t from : types) {
+                std::mt19937 random(1000 * round + 100 * mode + from);
+                page_case    page = make_page(random, is_large);
+                for (const uint32_t to : types) {
+                    for (uint32_t is_transposed = 0; is_transposed < (is_block(to) ? 1u : 2u); is_transposed++) {
+                        constexpr uint32_t whole[]  = { 32, 64, 128, 256, 320, 512 };
+                        uint32_t           channels = whole[random() % (is_large ? 6 : 4)];
+                        if (!is_block(from) && !is_block(to) && random() % 3 == 0) {
+                            channels = 1 + random() % 100;
+                        }
+                        plane_case p = make_plane(random, page.n_tokens, mode, from, channels, round % 3 == 1);
+                        complete(random, page, p, to, is_transposed);
+                        page.planes.push_back(std::move(p));
+                    }
+                }
+                const harness::scope what("round " + std::to_string(round));
+                compare(device, page, random, covered);
+            }
+        }
+    }
+    return covered;
+}
+
+uint64_t compare_damaged(kernels::device & device, uint32_t n_rounds) {
+    uint64_t n_refused = 0;
+    for (uint32_t round = 0; round < n_rounds; round++) {
+        std::mt19937 random(77 + round);
+        page_case    page = make_page(random, false);
+        for (uint32_t i = 0; i < 3; i++) {
+            plane_case p = make_plane(random, page.n_tokens, i, types[random() % 5], 64, false);
+            complete(random, page, p, types[random() % 5], 0);
+            page.planes.push_back(std::move(p));
+        }
+        bytes           archive = encode(page);
+        cachegen_lcg3 * reader  = nullptr;
+        check_ok(cachegen_lcg3_open(archive.data(), archive.size(), &reader));
+        cachegen_lcg3_info info{};
+        info.struct_size = sizeof(info);
+        cachegen_lcg3_describe(reader, &info, nullptr, 0);
+        // a few bytes of one part changed, and its digest made to fit
+        const uint32_t part    = random() % (info.n_blocks + 1);
+        uint64_t       offset  = 0;
+        uint64_t       n_bytes = 0;
+        cachegen_lcg3_part(reader, part, &offset, &n_bytes);
+        cachegen_lcg3_close(reader);
+        if (n_bytes == 0) {
+            continue;
+        }
+        for (uint32_t i = 0; i < 1 + random() % 3; i++) {
+            archive[offset + random() % n_bytes] ^= static_cast<uint8_t>(1u << random() % 8);
+        }
+        if (random() % 8 != 0) {
+            cachegen::lcg3::archive parsed =
+                cachegen::lcg3::parse_metadata(archive.data(), archive.size(), archive.size());
+            const uint64_t begin   = part == 0 ? parsed.exact_offset : offset;
+            const uint64_t covered = part == 0 ? parsed.exact_bytes : n_bytes;
+            const uint64_t digest  = cachegen::lcg3::digest_of(archive.data() + begin, covered);
+            const auto     at      = static_cast<size_t>(parsed.digests - archive.data());
+            memcpy(&archive[at + 8 * size_t{ part }], &digest, 8);
+            const uint64_t last     = parsed.head.metadata_bytes - 8;
+            const uint64_t metadata = cachegen::lcg3::digest_of(archive.data(), last);
+            memcpy(&archive[last], &metadata, 8);
+        }
+        const harness::scope what("round " + std::to_string(round) + ", part " + std::to_string(part));
+        const destinations   at(device, page, random);
+        const outcome        host       = decode_on_host(archive, page, at.expected);
+        const outcome        there      = decode_on_device(device, archive, page, at.on_device, false);
+        // the device's host looks at all units of a part before any symbol is decoded
+        const bool           is_earlier = host.status == CACHEGEN_ERR_STREAM && there.status != CACHEGEN_OK;
+        if (host.status != there.status && !is_earlier) {
+            printf("host: %s; device: %s\n", host.message.c_str(), there.message.c_str());
+        }
+        CHECK(there.status == host.status || is_earlier);
+        n_refused += host.status != CACHEGEN_OK;
+        for (size_t i = 0; i < page.planes.size() && host.status == CACHEGEN_OK; i++) {
+            if (!page.planes[i].is_left_out) {
+                check_equal(page, i, at.read(i), at.host[i]);
+            }
+        }
+    }
+    return n_refused;
+}
+
+bool decode_one(kernels::device & device) {
+    std::mt19937 random(5);
+    page_case    page         = make_page(random, false);
+    page.n_tokens             = 90;
+    page.options.block_tokens = 40;
+    page.first_token          = 0;
+    page.n_wanted             = 90;
+    for (const uint32_t mode : { CACHEGEN_LCG3_LOSSY, CACHEGEN_LCG3_EXACT, CACHEGEN_LCG3_RAW }) {
+        plane_case p = make_plane(random, page.n_tokens, mode, CACHEGEN_TYPE_F16, 64, false);
+        p.type       = CACHEGEN_TYPE_F16;
+        page.planes.push_back(std::move(p));
+    }
+    const bytes   archive = encode(page);
+    const int32_t status  = cachegen::guard([&] {
+        const destinations at(device, page, random);
+        const outcome      there = decode_on_device(device, archive, page, at.on_device, true);
+        if (there.status != CACHEGEN_OK) {
+            cachegen::fail(static_cast<cachegen_status>(there.status), "%s", there.message.c_str());
+        }
+    });
+    CHECK(status == CACHEGEN_OK || status == CACHEGEN_ERR_OUT_OF_MEMORY);
+    return status == CACHEGEN_OK;
+}
+
+void print(const coverage & covered) {
+    for (const auto & [name, n] : covered) {
+        printf("  %-40s %6llu\n", name.c_str(), static_cast<unsigned long long>(n));
+    }
+}
+
+} // namespace kernel_parity
