@@ -54,24 +54,24 @@ KC_FN void load_tokens(const kc_thread & me, const launch_buffers & in, const KC
  * are more than 32 symbols, and lane s has two of them.
  */
 template <int R, bool IS_WIDE>
-KC_FN void store_fp16_symbols(const kc_thread & me, KC_GLOBAL uint8_t * dest, const KC_GLOBAL unit_job & unit,
-                              uint32_t first_group, const float (&levels)[2], const float (&scales)[tile_tokens],
+KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, uint32_t first_group,
+                              const float (&levels)[2], const float (&scales)[tile_tokens],
                               const uint32_t (&cells)[tile_tokens], const uint32_t (&halves)[R][tile_tokens]) {
+    const uint32_t channel = first_group * 32 + me.lane;
     KC_UNROLL
     for (int t = 0; t < tile_tokens; t++) {
         const uint32_t of_symbols =
             IS_WIDE ? kc_to_fp16_pair(levels[0] * scales[t], levels[1] * scales[t]) : kc_to_fp16(levels[0] * scales[t]);
-        KC_GLOBAL uint8_t * const row = row_of(dest, unit, cells[t]);
+        KC_GLOBAL uint16_t * const row = (KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel;
         KC_UNROLL
         for (int r = 0; r < R; r++) {
             const uint32_t symbol = halves[r][t] >> 11;
-            uint32_t       value  = kc_shuffle(of_symbols, symbol & 31);
+            uint32_t       value  = kc_shuffle(of_symbols, symbol);
             if (IS_WIDE) {
-                value = symbol & 32 ? value >> 16 : value & 0xffff;
+                value = symbol & 32 ? value >> 16 : value;
             }
-            const uint32_t channel = (first_group + r) * 32 + me.lane;
-            if (cells[t] != no_cell && channel < unit.n_channels) {
-                ((KC_GLOBAL uint16_t *) row)[channel] = (uint16_t) value;
+            if (cells[t] != no_cell && channel + 32 * r < dest.n_channels) {
+                kc_write(row + 32 * r, (uint16_t) value);
             }
         }
     }
@@ -83,14 +83,16 @@ KC_FN void store_fp16_symbols(const kc_thread & me, KC_GLOBAL uint8_t * dest, co
  * With F16 rows and R 1 there is no rotation.
  */
 template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
-KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, Table table, const float (&levels)[2],
-                         const KC_GLOBAL unit_job & unit, uint32_t unit_index, KC_GLOBAL uint8_t * dest,
-                         uint32_t first_group, KC_SHARED token_scratch & scratch) {
+KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const Table & table, const float (&levels)[2],
+                         const KC_GLOBAL unit_job & unit, uint32_t unit_index, uint32_t first_group,
+                         KC_SHARED token_scratch & scratch) {
     const bucket_shape shape = shape_of(in.set);
     lane_streams<R>    streams;
-    open_streams(me, in, unit, first_group, streams);
-    const uint32_t n_rows   = unit.n_rows;
-    const uint32_t rotation = unit.apply_rotation;
+    open_streams(me, in, unit, table.base, first_group, streams);
+    const uint32_t    n_rows   = unit.n_rows;
+    const uint32_t    rotation = unit.apply_rotation;
+    const float       factor   = unit.rotation_factor;
+    const destination dest     = destination_of(unit);
     for (uint32_t first_row = 0; first_row < n_rows; first_row += 32) {
         load_tokens(me, in, unit, first_row, scratch);
         const uint32_t n = n_rows - first_row < 32 ? n_rows - first_row : 32;
@@ -105,7 +107,7 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, Table 
                 cells[t]  = scratch.cells[begin + t];
             }
             if (STORE == store_f16 && R == 1) {
-                store_fp16_symbols<R, IS_WIDE>(me, dest, unit, first_group, levels, scales, cells, halves);
+                store_fp16_symbols<R, IS_WIDE>(me, dest, first_group, levels, scales, cells, halves);
                 continue;
             }
             float values[R][tile_tokens];
@@ -114,24 +116,24 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, Table 
                 KC_UNROLL
                 for (int t = 0; t < tile_tokens; t++) {
                     const uint32_t symbol = halves[r][t] >> 11;
-                    uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol & 31);
+                    uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol);
                     if (IS_WIDE) {
-                        const uint32_t upper = kc_shuffle(kc_float_bits(levels[1]), symbol & 31);
+                        const uint32_t upper = kc_shuffle(kc_float_bits(levels[1]), symbol);
                         level                = symbol & 32 ? upper : level;
                     }
                     values[r][t] = kc_float(level) * scales[t];
                 }
             }
             if (rotation != 0) {
-                rotate_tile<R, tile_tokens>(me, rotation, unit.rotation_factor, values);
+                rotate_tile<R, tile_tokens>(me, rotation, factor, values);
             }
-            store_tile<STORE, R, tile_tokens>(me, dest, unit, first_group, cells, values);
+            store_tile<STORE, R, tile_tokens>(me, dest, first_group, cells, values);
         }
     }
     close_streams(me, in, unit_index, first_group, streams);
 }
 
-// the set's table for the whole workgroup
+// the set's table for the whole workgroup; it begins at a multiple of a distribution's 512 bytes
 KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table) {
     for (uint32_t i = me.id; i < in.set.n_entries; i += 32 * me.n_groups) {
         table[i] = in.table[i];
@@ -148,13 +150,12 @@ template <uint32_t STORE, int R, bool IS_WIDE> KC_FN void decode_kernel(const kc
                                                                         KC_SHARED table_entry *   table,
                                                                         KC_SHARED token_scratch * scratch) {
     load_table(me, in, table);
-    const float levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
+    const kc_shared_table shared    = kc_table_at(table);
+    const float           levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
-        const uint32_t             index = in.groups[i].unit;
-        const KC_GLOBAL unit_job & unit  = in.units[index];
-        decode_groups<STORE, R, IS_WIDE, const KC_SHARED table_entry *>(me, in, table, levels, unit, index,
-                                                                        (KC_GLOBAL uint8_t *) unit.dest,
-                                                                        in.groups[i].first_group, scratch[me.group]);
+        const uint32_t index = in.groups[i].unit;
+        decode_groups<STORE, R, IS_WIDE>(me, in, shared, levels, in.units[index], index, in.groups[i].first_group,
+                                         scratch[me.group]);
     }
 }
 

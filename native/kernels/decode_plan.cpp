@@ -16,7 +16,7 @@ using namespace cachegen;
 using ull = unsigned long long;
 
 constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
-constexpr uint32_t decode_warps = 8;
+constexpr uint32_t decode_warps = 16;
 constexpr uint64_t token_bytes  = 32 * 8; // what 32 lanes keep of 32 tokens
 
 uint32_t store_of(const device_rows & rows) {
@@ -71,6 +71,10 @@ void check_rows(const device_rows & rows, uint32_t index, const lcg3::plane_reco
     checked.cells         = rows.cells;
     checked.data          = reinterpret_cast<void *>(rows.address); // never read
     validate_rows(checked, "a destination");
+    if (rows.stride_bytes > UINT32_MAX) {
+        fail(CACHEGEN_ERR_UNSUPPORTED, "plane %u: a destination with %llu bytes from row to row, or channel to channel",
+             index, (ull) rows.stride_bytes);
+    }
     if (rows.n_channels != plane.n_channels || rows.n_tokens < n_tokens) {
         fail(CACHEGEN_ERR_MISMATCH, "plane %u has %u channels, its destination %u, with %llu tokens of %llu", index,
              plane.n_channels, rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
@@ -190,7 +194,7 @@ unit_job decode_plan::describe(const wanted_plane & wanted, uint64_t first_token
     const device_rows & rows  = destinations_[wanted.plane];
     unit_job            unit{};
     unit.dest            = rows.address;
-    unit.dest_stride     = rows.stride_bytes;
+    unit.dest_stride     = static_cast<uint32_t>(rows.stride_bytes);
     unit.n_rows          = n_rows;
     unit.n_channels      = plane.n_channels;
     unit.n_groups        = (plane.n_channels + 31) / 32;

@@ -32,8 +32,8 @@ constexpr uint32_t no_cell = 0xffffffffu;
 struct unit_job {
     uint64_t bytes_offset; // of the unit
     uint64_t dest;         // address of the destination's row 0, channel 0
-    uint64_t dest_stride;  // bytes from row to row; transposed: from channel to channel
     uint64_t native;       // address of the unit's native rows: expand writes them, place reads them
+    uint32_t dest_stride;  // bytes from row to row; transposed: from channel to channel
     uint32_t n_rows;
     uint32_t n_channels;
     uint32_t n_groups;

@@ -73,15 +73,16 @@ KC_FN void write_native(const kc_thread & me, const launch_buffers & in, const K
 // symbols of one group a job to native rows; the table stays where it is
 KC_FN void expand_kernel(const kc_thread & me, const launch_buffers & in) {
     const bucket_shape shape = shape_of(in.set);
+    const memory_table table = { 0, in.table };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         const uint32_t             index = in.groups[i].unit;
         const KC_GLOBAL unit_job & unit  = in.units[index];
         const uint32_t             group = in.groups[i].first_group;
         lane_streams<1>            streams;
-        open_streams(me, in, unit, group, streams);
+        open_streams(me, in, unit, 0, group, streams);
         for (uint32_t row = 0; row < unit.n_rows; row += tile_tokens) {
             uint32_t halves[1][tile_tokens] = {};
-            next_tile(me, shape, in.table, unit.n_rows - row, streams, halves);
+            next_tile(me, shape, table, unit.n_rows - row, streams, halves);
             for (uint32_t t = 0; t < tile_tokens && row + t < unit.n_rows; t++) {
                 write_native(me, in, unit, row + t, group, symbol_of(halves[0][t]));
             }
@@ -135,21 +136,21 @@ template <uint32_t STORE> KC_FN void place_row(const kc_thread & me, const launc
                                                const KC_GLOBAL unit_job & unit, uint32_t row, KC_SHARED float * span) {
     const KC_GLOBAL uint8_t * const native =
         (const KC_GLOBAL uint8_t *) unit.native + row * (uint64_t) native_bytes(unit.native_type, unit.n_channels);
-    KC_GLOBAL uint8_t * const dest = (KC_GLOBAL uint8_t *) unit.dest;
-    const uint32_t            cell = in.cells[unit.cells + (row - unit.first_row)];
+    const destination dest = destination_of(unit);
+    const uint32_t    cell = in.cells[unit.cells + (row - unit.first_row)];
     if (unit.is_same) {
         if (STORE == store_f32_transposed) {
             for (uint32_t c = me.lane; c < unit.n_channels; c += 32) {
-                ((KC_GLOBAL uint32_t *) (dest + c * unit.dest_stride))[cell] = ((const KC_GLOBAL uint32_t *) native)[c];
+                ((KC_GLOBAL uint32_t *) row_of(dest, c))[cell] = ((const KC_GLOBAL uint32_t *) native)[c];
             }
         } else if (STORE == store_f16_transposed || STORE == store_bf16_transposed) {
             for (uint32_t c = me.lane; c < unit.n_channels; c += 32) {
-                ((KC_GLOBAL uint16_t *) (dest + c * unit.dest_stride))[cell] = ((const KC_GLOBAL uint16_t *) native)[c];
+                ((KC_GLOBAL uint16_t *) row_of(dest, c))[cell] = ((const KC_GLOBAL uint16_t *) native)[c];
             }
         } else {
             const uint32_t n_words = native_bytes(unit.native_type, unit.n_channels) / 2;
             for (uint32_t i = me.lane; i < n_words; i += 32) {
-                ((KC_GLOBAL uint16_t *) row_of(dest, unit, cell))[i] = ((const KC_GLOBAL uint16_t *) native)[i];
+                ((KC_GLOBAL uint16_t *) row_of(dest, cell))[i] = ((const KC_GLOBAL uint16_t *) native)[i];
             }
         }
         return;
@@ -171,7 +172,7 @@ template <uint32_t STORE> KC_FN void place_row(const kc_thread & me, const launc
         for (uint32_t i = 0; i < n; i += 32) {
             const float    values[1][1] = { { span[i + me.lane] } };
             const uint32_t cells[1]     = { cell };
-            store_tile<STORE, 1, 1>(me, dest, unit, (first + i) / 32, cells, values);
+            store_tile<STORE, 1, 1>(me, dest, (first + i) / 32, cells, values);
         }
         kc_sync_group();
     }

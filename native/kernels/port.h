@@ -8,6 +8,7 @@
 #if defined(__CUDACC__) && !defined(__HIP__)
 
 #    include <cuda_fp16.h>
+#    include <math.h>
 #    include <stdint.h>
 #    define KC_FN static __device__ __forceinline__
 #    define KC_UNROLL _Pragma("unroll")
@@ -52,13 +53,42 @@ KC_FN uint32_t kc_float_bits(float value) {
 KC_FN float kc_float(uint32_t bits) {
     return __uint_as_float(bits);
 }
-// of a number that is no NaN
-KC_FN uint32_t kc_to_fp16(float value) {
-    return __half_as_ushort(__float2half_rn(value));
-}
 KC_FN uint32_t kc_to_fp16_pair(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+// of a number that is no NaN; packing a pair is faster than converting one
+KC_FN uint32_t kc_to_fp16(float value) {
+    return kc_to_fp16_pair(value, 0.0f) & 0xffff;
+}
+
+// memory that a launch reads and nobody writes meanwhile
+KC_FN uint32_t kc_read_u16(const uint16_t * from) {
+    return __ldg(from);
+}
+// to a device's memory, which the compiler cannot tell from other kinds
+KC_FN void kc_write(uint8_t * to, uint8_t value) {
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "r"(static_cast<uint32_t>(value)) : "memory");
+}
+KC_FN void kc_write(uint16_t * to, uint16_t value) {
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
+}
+KC_FN void kc_write(float * to, float value) {
+    asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+
+// 64-bit words in a workgroup's shared memory, found by their address in bytes
+struct kc_shared_table {
+    uint32_t base;
+};
+KC_FN kc_shared_table kc_table_at(const uint64_t * words) {
+    return { static_cast<uint32_t>(__cvta_generic_to_shared(words)) };
+}
+KC_FN uint64_t kc_table_word(const kc_shared_table &, uint32_t address) {
+    uint64_t word;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(address));
+    return word;
 }
 
 #else // a C++ compiler: lanes are emulated

@@ -116,22 +116,34 @@ KC_FN odd_block odd_block_q4_0(float value) {
     return block;
 }
 
-KC_FN KC_GLOBAL uint8_t * row_of(KC_GLOBAL uint8_t * dest, const KC_GLOBAL unit_job & unit, uint32_t cell) {
-    return dest + cell * unit.dest_stride;
+// A unit's destination, at hand.
+struct destination {
+    KC_GLOBAL uint8_t * data;
+    uint32_t            stride;
+    uint32_t            n_channels;
+};
+
+KC_FN destination destination_of(const KC_GLOBAL unit_job & unit) {
+    return { (KC_GLOBAL uint8_t *) unit.dest, unit.dest_stride, unit.n_channels };
+}
+
+// row `cell`, or transposed channel `cell`
+KC_FN KC_GLOBAL uint8_t * row_of(const destination & dest, uint32_t cell) {
+    return dest.data + (uint64_t) cell * dest.stride;
 }
 
 /*
  * A tile of R adjacent groups x T tokens, one value a lane, group and token.
  * cells  IN  where each token goes, the same in all lanes; no_cell: nowhere
  */
-template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & me, KC_GLOBAL uint8_t * dest,
-                                                              const KC_GLOBAL unit_job & unit, uint32_t first_group,
-                                                              const uint32_t (&cells)[T], const float (&values)[R][T]) {
+template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & me, const destination & dest,
+                                                              uint32_t first_group, const uint32_t (&cells)[T],
+                                                              const float (&values)[R][T]) {
     if (STORE != store_q8_0 && STORE != store_q4_0) {
         KC_UNROLL
         for (int r = 0; r < R; r++) {
-            const uint64_t channel = (first_group + r) * 32 + me.lane;
-            if (channel >= unit.n_channels) {
+            const uint32_t channel = (first_group + r) * 32 + me.lane;
+            if (channel >= dest.n_channels) {
                 continue;
             }
             KC_UNROLL
@@ -141,18 +153,18 @@ template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & 
                 }
                 const float value = values[r][t];
                 if (STORE == store_f32) {
-                    *(KC_GLOBAL float *) (row_of(dest, unit, cells[t]) + 4 * channel) = value;
+                    kc_write((KC_GLOBAL float *) row_of(dest, cells[t]) + channel, value);
                 } else if (STORE == store_f16) {
-                    *(KC_GLOBAL uint16_t *) (row_of(dest, unit, cells[t]) + 2 * channel) = (uint16_t) fp16_of(value);
+                    kc_write((KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel, (uint16_t) fp16_of(value));
                 } else if (STORE == store_bf16) {
-                    *(KC_GLOBAL uint16_t *) (row_of(dest, unit, cells[t]) + 2 * channel) = (uint16_t) bf16_of(value);
+                    kc_write((KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel, (uint16_t) bf16_of(value));
                 } else {
-                    KC_GLOBAL uint8_t * const begin = dest + channel * unit.dest_stride;
+                    KC_GLOBAL uint8_t * const begin = row_of(dest, channel);
                     if (STORE == store_f32_transposed) {
-                        ((KC_GLOBAL float *) begin)[cells[t]] = value;
+                        kc_write((KC_GLOBAL float *) begin + cells[t], value);
                     } else {
-                        ((KC_GLOBAL uint16_t *) begin)[cells[t]] =
-                            (uint16_t) (STORE == store_f16_transposed ? fp16_of(value) : bf16_of(value));
+                        kc_write((KC_GLOBAL uint16_t *) begin + cells[t],
+                                 (uint16_t) (STORE == store_f16_transposed ? fp16_of(value) : bf16_of(value)));
                     }
                 }
             }
@@ -205,9 +217,9 @@ template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & 
             if (STORE == store_q4_0) {
                 code |= kc_shuffle_xor(code, 16) << 4;
             }
-            if (cells[t] != no_cell && (first_group + r) * 32 < unit.n_channels &&
+            if (cells[t] != no_cell && (first_group + r) * 32 < dest.n_channels &&
                 (STORE == store_q8_0 || me.lane < 16)) {
-                row_of(dest, unit, cells[t])[(first_group + r) * block_bytes + 2 + me.lane] = (uint8_t) code;
+                kc_write(row_of(dest, cells[t]) + ((first_group + r) * block_bytes + 2 + me.lane), (uint8_t) code);
             }
         }
     }
@@ -215,9 +227,9 @@ template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & 
     KC_UNROLL
     for (int t = 0; t < T; t++) {
         const uint32_t r = me.lane / T;
-        if (me.lane % T == (uint32_t) t && r < R && cells[t] != no_cell && (first_group + r) * 32 < unit.n_channels) {
-            *(KC_GLOBAL uint16_t *) (row_of(dest, unit, cells[t]) + (first_group + r) * block_bytes) =
-                (uint16_t) scale_bits;
+        if (me.lane % T == (uint32_t) t && r < R && cells[t] != no_cell && (first_group + r) * 32 < dest.n_channels) {
+            kc_write((KC_GLOBAL uint16_t *) (row_of(dest, cells[t]) + (first_group + r) * block_bytes),
+                     (uint16_t) scale_bits);
         }
     }
 }

@@ -86,3 +86,21 @@ KC_FN uint32_t kc_to_fp16(float value) {
 KC_FN uint32_t kc_to_fp16_pair(float low, float high) {
     return kc_to_fp16(low) | kc_to_fp16(high) << 16;
 }
+
+struct kc_shared_table {
+    uint32_t         base;
+    const uint64_t * words;
+};
+KC_FN kc_shared_table kc_table_at(const uint64_t * words) {
+    return { 0, words };
+}
+KC_FN uint64_t kc_table_word(const kc_shared_table & table, uint32_t address) {
+    return table.words[address / 8];
+}
+
+KC_FN uint32_t kc_read_u16(const uint16_t * from) {
+    return *from;
+}
+template <typename T> KC_FN void kc_write(T * to, T value) {
+    *to = value;
+}

@@ -10,12 +10,12 @@ __device__ kc_thread this_thread() {
     return { threadIdx.x, threadIdx.x & 31, threadIdx.x / 32, blockDim.x / 32, blockIdx.x, gridDim.x };
 }
 
-constexpr uint32_t decode_threads = 256;
+constexpr uint32_t decode_threads = 512; // at most
 constexpr uint32_t native_threads = 256;
 
 template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads)
     decode(const __grid_constant__ launch_buffers in) {
-    extern __shared__ uint64_t shared[];
+    extern __shared__ __align__(512) uint64_t shared[];
     decode_kernel<STORE, R, IS_WIDE>(this_thread(), in, shared,
                                      reinterpret_cast<token_scratch *>(shared + in.set.n_entries));
 }
@@ -74,14 +74,26 @@ uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
 
 } // namespace
 
-uint64_t decode_shared_bytes(const set_shape & set) {
-    return uint64_t{ set.n_entries } * sizeof(table_entry) + decode_threads / 32 * sizeof(token_scratch);
+uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_threads) {
+    return uint64_t{ set.n_entries } * sizeof(table_entry) + n_threads / 32 * sizeof(token_scratch);
 }
 
-cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide,
+namespace {
+
+cudaError_t launch(kernel which, const launch_buffers & in, uint32_t n_workgroups, uint32_t n_threads,
+                   uint64_t shared_bytes, cudaStream_t stream) {
+    launch_buffers copy        = in;
+    void *         arguments[] = { &copy };
+    return cudaLaunchKernel(reinterpret_cast<const void *>(which), n_workgroups, n_threads, arguments, shared_bytes,
+                            stream);
+}
+
+} // namespace
+
+cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
                           uint32_t max_workgroups, cudaStream_t stream) {
     const kernel   which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
-    const uint64_t bytes = decode_shared_bytes(in.set);
+    const uint64_t bytes = decode_shared_bytes(in.set, n_threads);
     if (bytes > 48 << 10) {
         const cudaError_t error =
             cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -89,19 +101,16 @@ cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_
             return error;
         }
     }
-    const uint32_t wanted = workgroups_for(in.n_groups, decode_threads);
-    which < <<wanted<max_workgroups ? wanted : max_workgroups, decode_threads, bytes, stream>>>(in);
-    return cudaGetLastError();
+    const uint32_t wanted = workgroups_for(in.n_groups, n_threads);
+    return launch(which, in, wanted < max_workgroups ? wanted : max_workgroups, n_threads, bytes, stream);
 }
 
 cudaError_t launch_expand(const launch_buffers & in, cudaStream_t stream) {
-    expand<<<workgroups_for(in.n_groups, native_threads), native_threads, 0, stream>>>(in);
-    return cudaGetLastError();
+    return launch(expand, in, workgroups_for(in.n_groups, native_threads), native_threads, 0, stream);
 }
 
 cudaError_t launch_place(const launch_buffers & in, uint32_t store, cudaStream_t stream) {
-    place_kernel_of(store)<<<workgroups_for(in.n_groups, native_threads), native_threads, 0, stream>>>(in);
-    return cudaGetLastError();
+    return launch(place_kernel_of(store), in, workgroups_for(in.n_groups, native_threads), native_threads, 0, stream);
 }
 
 } // namespace kernels

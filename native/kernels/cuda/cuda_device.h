@@ -1,0 +1,52 @@
+// The decoder's device on CUDA: one stream for copies, one for the work.
+#pragma once
+
+#include "../device.h"
+
+#include <cuda_runtime.h>
+
+namespace kernels {
+
+// Pinned memory, events and copies of one CUDA device, kept for the next decoder: cudaHostAlloc takes about a
+// millisecond for a MiB.
+class staging_ring;
+
+class cuda_device : public device {
+  public:
+    // stream: of the graphs that use the destinations; everything here is ordered with it
+    cuda_device(int index, cudaStream_t stream);
+    ~cuda_device() override;
+    cuda_device(const cuda_device &)             = delete;
+    cuda_device & operator=(const cuda_device &) = delete;
+
+    uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint64_t allocate(uint64_t n_bytes) override;
+    void     release(uint64_t address) override;
+    void     clear(uint64_t address, uint64_t n_bytes) override;
+    void     upload(uint64_t address, const void * bytes, uint64_t n_bytes) override;
+    void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
+    void     wait() override;
+    void     launch(const planned_launch & launch, const launch_buffers & in) override;
+
+    // of a workgroup that decodes, 32 to 512
+    void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
+
+    uint32_t  n_slots() const override;
+    uint8_t * slot(uint32_t index, uint64_t n_bytes) override;
+    uint64_t  slot_address(uint32_t index) const override;
+    void      submit(uint32_t index, uint64_t n_bytes) override;
+    void      retire(uint32_t index) override;
+
+  private:
+    int            index_;
+    cudaStream_t   stream_;
+    staging_ring * ring_;
+    uint64_t       shared_bytes_   = 0;
+    uint32_t       n_threads_      = 512;
+    uint32_t       max_workgroups_ = 0;
+};
+
+// free what is kept between decoders; none may be in use
+void release_staging_rings();
+
+} // namespace kernels

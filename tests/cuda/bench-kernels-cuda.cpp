@@ -1,0 +1,342 @@
+// Decoding kernels on a device: symbols a second of a whole page, all of it in the device's memory already.
+//   bench-kernels-cuda [TOKENS [REPEATS [THREADS]]]
+#include "archive_decoder.h"
+#include "cachegen.h"
+#include "cuda/cuda_device.h"
+#include "cuda/decode.h"
+#include "native_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+using namespace kernels;
+
+namespace {
+
+constexpr uint32_t n_layers   = 28;
+constexpr uint32_t n_channels = 1024;
+
+void check(cudaError_t error) {
+    if (error != cudaSuccess) {
+        printf("CUDA: %s\n", cudaGetErrorString(error));
+        exit(1);
+    }
+}
+
+void check(int32_t status) {
+    if (status != CACHEGEN_OK) {
+        printf("%s: %s\n", cachegen_status_name(status), cachegen_last_message());
+        exit(1);
+    }
+}
+
+// channels of different spread, each token resembling the one before: made, not a model's
+void fill(uint16_t * values, uint32_t n_tokens, uint32_t seed) {
+    std::vector<float> before(n_channels);
+    std::vector<float> spread(n_channels);
+    uint64_t           state = 0x9e3779b97f4a7c15ull * (seed + 1);
+    const auto         next  = [&] {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // nearly normal: the sum of four uniform numbers
+        float sum = 0;
+        for (int i = 0; i < 4; i++) {
+            sum += static_cast<float>(state >> (16 * i) & 0xffff) * (1.0f / 65536) - 0.5f;
+        }
+        return sum * 1.7f;
+    };
+    for (auto & s : spread) {
+        s = std::exp(0.8f * next());
+    }
+    std::vector<float> row(n_channels);
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        for (uint32_t c = 0; c < n_channels; c++) {
+            before[c] = 0.7f * before[c] + spread[c] * next();
+            row[c]    = before[c];
+        }
+        cachegen_rows one{};
+        one.type         = CACHEGEN_TYPE_F16;
+        one.n_tokens     = 1;
+        one.n_rows       = 1;
+        one.n_channels   = n_channels;
+        one.stride_bytes = n_channels * 2;
+        one.n_bytes      = n_channels * 2;
+        one.data         = values + size_t{ t } * n_channels;
+        cachegen_store_rows(&one, 0, 1, row.data());
+    }
+}
+
+// all parts of an archive as one plan
+part_plan merge(const decode_plan & plan, const cachegen::lcg3::archive & archive, const uint8_t * bytes,
+                uint64_t address, const device_limits & limits) {
+    part_plan all;
+    for (uint32_t part = 1; part <= archive.n_blocks; part++) {
+        cachegen::lcg3::payload payload = cachegen::lcg3::part_of(archive, part);
+        payload.bytes                   = bytes + payload.offset;
+        const part_plan one             = plan.plan(part, payload, address + payload.offset, limits);
+        const auto      first_unit      = static_cast<uint32_t>(all.units.size());
+        const auto      first_words     = static_cast<uint32_t>(all.group_words.size());
+        for (auto unit : one.units) {
+            unit.bytes_offset += payload.offset;
+            unit.group_words += first_words;
+            all.units.push_back(unit);
+        }
+        all.group_words.insert(all.group_words.end(), one.group_words.begin(), one.group_words.end());
+        for (const auto & launch : one.launches) {
+            std::vector<group_job> jobs(one.groups.begin() + launch.first_group_job,
+                                        one.groups.begin() + launch.first_group_job + launch.n_group_jobs);
+            for (auto & job : jobs) {
+                job.unit += first_unit;
+            }
+            const auto same = std::find_if(all.launches.begin(), all.launches.end(), [&](const planned_launch & l) {
+                return l.kind == launch.kind && l.store == launch.store && l.n_side == launch.n_side &&
+                       l.set == launch.set;
+            });
+            if (same == all.launches.end()) {
+                planned_launch fresh  = launch;
+                fresh.first_group_job = static_cast<uint32_t>(all.groups.size());
+                all.launches.push_back(fresh);
+                all.groups.insert(all.groups.end(), jobs.begin(), jobs.end());
+            } else {
+                const auto at = all.groups.begin() + same->first_group_job + same->n_group_jobs;
+                all.groups.insert(at, jobs.begin(), jobs.end());
+                for (auto & l : all.launches) {
+                    if (l.first_group_job > same->first_group_job) {
+                        l.first_group_job += static_cast<uint32_t>(jobs.size());
+                    }
+                }
+                same->n_group_jobs += static_cast<uint32_t>(jobs.size());
+            }
+        }
+    }
+    return all;
+}
+
+template <typename T> const T * to_device(cuda_device & device, const std::vector<T> & items) {
+    const uint64_t address = device.allocate(items.size() * sizeof(T) + 16);
+    device.upload(address, items.data(), items.size() * sizeof(T));
+    return reinterpret_cast<const T *>(address);
+}
+
+struct variant {
+    const char * name;
+    uint32_t     type;
+    uint32_t     is_transposed;
+    uint32_t     n_rot;
+    uint32_t     n_side; // 0: the plan's
+};
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const uint32_t      n_tokens  = argc > 1 ? static_cast<uint32_t>(atoi(argv[1])) : 19000;
+    const int           n_repeats = argc > 2 ? atoi(argv[2]) : 9;
+    const int           threads   = argc > 3 ? atoi(argv[3]) : 512;
+    const uint32_t      n_planes  = 2 * n_layers;
+    cachegen_executor * executor  = nullptr;
+    const uint32_t      n_threads = std::max(1u, std::thread::hardware_concurrency());
+    check(cachegen_executor_new(n_threads, &executor));
+
+    std::vector<std::vector<uint16_t>> values(n_planes);
+    std::vector<cachegen_lcg3_plane>   planes(n_planes);
+    std::vector<cachegen_rows>         sources(n_planes);
+    {
+        std::vector<std::thread> threads;
+        for (uint32_t i = 0; i < n_threads; i++) {
+            threads.emplace_back([&, i] {
+                for (uint32_t p = i; p < n_planes; p += n_threads) {
+                    values[p].resize(size_t{ n_tokens } * n_channels);
+                    fill(values[p].data(), n_tokens, p);
+                }
+            });
+        }
+        for (auto & thread : threads) {
+            thread.join();
+        }
+    }
+    for (uint32_t p = 0; p < n_planes; p++) {
+        auto & plane      = planes[p];
+        plane.struct_size = sizeof(plane);
+        plane.layer       = static_cast<int32_t>(p / 2);
+        plane.kind        = 1 + p % 2;
+        plane.mode        = CACHEGEN_LCG3_LOSSY;
+        plane.type        = CACHEGEN_TYPE_F16;
+        plane.n_channels  = n_channels;
+        plane.n_symbols   = p % 2 ? 13 : 31;
+        plane.scale_type  = CACHEGEN_TYPE_BF16;
+        auto & rows       = sources[p];
+        rows.type         = CACHEGEN_TYPE_F16;
+        rows.n_tokens     = n_tokens;
+        rows.n_rows       = n_tokens;
+        rows.n_channels   = n_channels;
+        rows.stride_bytes = n_channels * 2;
+        rows.n_bytes      = values[p].size() * 2;
+        rows.data         = values[p].data();
+    }
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda_device device(0, stream);
+    device.set_threads(static_cast<uint32_t>(threads));
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end   = nullptr;
+    check(cudaEventCreate(&begin));
+    check(cudaEventCreate(&end));
+    const uint64_t destination = device.allocate(uint64_t{ n_tokens } * n_channels * n_planes * 4);
+
+    // what the memory takes: a fill and a copy of the F16 page
+    const uint64_t fp16_bytes = uint64_t{ n_tokens } * n_channels * n_planes * 2;
+    for (int copy = 0; copy < 2; copy++) {
+        std::vector<float> ms;
+        for (int i = 0; i < n_repeats; i++) {
+            check(cudaEventRecord(begin, stream));
+            if (copy) {
+                check(cudaMemcpyAsync(reinterpret_cast<void *>(destination),
+                                      reinterpret_cast<void *>(destination + fp16_bytes), fp16_bytes,
+                                      cudaMemcpyDeviceToDevice, stream));
+            } else {
+                check(cudaMemsetAsync(reinterpret_cast<void *>(destination), 0, fp16_bytes, stream));
+            }
+            check(cudaEventRecord(end, stream));
+            check(cudaEventSynchronize(end));
+            ms.push_back(0);
+            check(cudaEventElapsedTime(&ms.back(), begin, end));
+        }
+        std::sort(ms.begin(), ms.end());
+        printf("%s of %.0f MB: %.3f ms, %.2f TB/s\n", copy ? "copy" : "fill", fp16_bytes / 1e6, ms[ms.size() / 2],
+               (copy + 1) * fp16_bytes / 1e9 / ms[ms.size() / 2]);
+    }
+
+    for (const uint32_t n_classes : { 9u, 1u }) {
+        cachegen_lcg3_options options{};
+        options.struct_size     = sizeof(options);
+        options.block_tokens    = 1024;
+        options.n_exact_tokens  = 4;
+        options.n_models        = 32;
+        options.n_classes       = n_classes;
+        options.n_sample_tokens = 1024;
+        void *   archive        = nullptr;
+        uint64_t n_bytes        = 0;
+        check(cachegen_lcg3_encode(planes.data(), sources.data(), n_planes, &options, executor, &archive, &n_bytes));
+        const auto * bytes    = static_cast<const uint8_t *>(archive);
+        const auto   parsed   = cachegen::lcg3::parse_metadata(bytes, n_bytes, n_bytes);
+        const double n_values = double(n_tokens - 4) * n_channels * n_planes;
+        printf("classes %u: %.1f MB, %.3f bits a value\n", n_classes, n_bytes / 1e6, n_bytes * 8 / n_values);
+        const uint64_t at = device.allocate(n_bytes);
+        device.upload(at, bytes, n_bytes);
+
+        const variant variants[] = {
+            { "F16", CACHEGEN_TYPE_F16, 0, 0, 1 },
+            { "F16, 2 a lane", CACHEGEN_TYPE_F16, 0, 0, 2 },
+            { "F16, 4 a lane", CACHEGEN_TYPE_F16, 0, 0, 4 },
+            { "F32", CACHEGEN_TYPE_F32, 0, 0, 1 },
+            { "F32, 2 a lane", CACHEGEN_TYPE_F32, 0, 0, 2 },
+            { "BF16", CACHEGEN_TYPE_BF16, 0, 0, 1 },
+            { "Q8_0, 1 a lane", CACHEGEN_TYPE_Q8_0, 0, 0, 1 },
+            { "Q8_0, 2 a lane", CACHEGEN_TYPE_Q8_0, 0, 0, 2 },
+            { "Q8_0, 4 a lane", CACHEGEN_TYPE_Q8_0, 0, 0, 4 },
+            { "Q8_0, rotated 64", CACHEGEN_TYPE_Q8_0, 0, 64, 0 },
+            { "Q8_0, rotated 128", CACHEGEN_TYPE_Q8_0, 0, 128, 0 },
+            { "Q4_0, 2 a lane", CACHEGEN_TYPE_Q4_0, 0, 0, 2 },
+            { "Q4_0, 4 a lane", CACHEGEN_TYPE_Q4_0, 0, 0, 4 },
+            { "Q4_0, rotated 128", CACHEGEN_TYPE_Q4_0, 0, 128, 0 },
+            { "F16, transposed", CACHEGEN_TYPE_F16, 1, 0, 1 },
+        };
+        for (const auto & v : variants) {
+            std::vector<device_rows> rows(n_planes);
+            const uint64_t           row_bytes = cachegen::native_bytes(v.type, n_channels);
+            for (uint32_t p = 0; p < n_planes; p++) {
+                rows[p].type          = v.type;
+                rows[p].is_transposed = v.is_transposed;
+                rows[p].address       = destination + uint64_t{ p } * n_tokens * row_bytes;
+                rows[p].stride_bytes  = v.is_transposed ? uint64_t{ n_tokens } * 2 : row_bytes;
+                rows[p].n_rows        = n_tokens;
+                rows[p].n_channels    = n_channels;
+                rows[p].n_rot         = v.n_rot;
+                rows[p].n_tokens      = n_tokens;
+            }
+            const decode_plan     plan(parsed, 0, n_tokens, rows);
+            const device_limits   limits{ device.shared_bytes(), 0, 0 };
+            part_plan             all = merge(plan, parsed, bytes, at, limits);
+            std::vector<uint32_t> errors(all.units.size());
+            launch_buffers        in{};
+            in.units       = to_device(device, all.units);
+            in.group_words = to_device(device, all.group_words);
+            in.bytes       = reinterpret_cast<const uint8_t *>(at);
+            in.models      = to_device(device, plan.models());
+            in.cells       = to_device(device, plan.cells());
+            in.errors      = const_cast<uint32_t *>(to_device(device, errors));
+            std::vector<std::vector<group_job>> groups;
+            std::vector<const group_job *>      on_device;
+            std::vector<const table_entry *>    tables;
+            std::vector<const uint32_t *>       symbol_values;
+            for (auto & launch : all.launches) {
+                std::vector<group_job> jobs(all.groups.begin() + launch.first_group_job,
+                                            all.groups.begin() + launch.first_group_job + launch.n_group_jobs);
+                if (v.n_side != 0 && v.n_side != launch.n_side) {
+                    std::vector<group_job> again;
+                    for (const auto & job : jobs) {
+                        for (uint32_t g = 0; g < launch.n_side; g++) {
+                            if ((job.first_group + g) % v.n_side == 0) {
+                                again.push_back({ job.unit, job.first_group + g });
+                            }
+                        }
+                    }
+                    jobs          = again;
+                    launch.n_side = v.n_side;
+                }
+                on_device.push_back(to_device(device, jobs));
+                groups.push_back(std::move(jobs));
+                tables.push_back(to_device(device, plan.sets()[launch.set].table));
+                symbol_values.push_back(to_device(device, std::vector<uint32_t>(plan.sets()[launch.set].values,
+                                                                                plan.sets()[launch.set].values + 64)));
+            }
+            std::vector<float> ms;
+            for (int i = 0; i < n_repeats + 1; i++) {
+                check(cudaEventRecord(begin, stream));
+                for (size_t l = 0; l < all.launches.size(); l++) {
+                    in.groups   = on_device[l];
+                    in.n_groups = static_cast<uint32_t>(groups[l].size());
+                    in.set      = plan.sets()[all.launches[l].set].shape;
+                    in.table    = tables[l];
+                    in.values   = symbol_values[l];
+                    device.launch(all.launches[l], in);
+                }
+                check(cudaEventRecord(end, stream));
+                check(cudaEventSynchronize(end));
+                if (i > 0) {
+                    ms.push_back(0);
+                    check(cudaEventElapsedTime(&ms.back(), begin, end));
+                }
+            }
+            device.download(errors.data(), reinterpret_cast<uint64_t>(in.errors), errors.size() * 4);
+            const bool is_sound = std::all_of(errors.begin(), errors.end(), [](uint32_t e) { return e == 0; });
+            std::sort(ms.begin(), ms.end());
+            const double median = ms[ms.size() / 2];
+            const double moved  = double(n_bytes) + double(row_bytes) * n_tokens * n_planes;
+            printf("classes %u  %-18s %7.3f ms (%.3f to %.3f)  %6.1f G symbols/s  %5.2f TB/s moved%s\n", n_classes,
+                   v.name, median, ms.front(), ms.back(), n_values / 1e6 / median, moved / 1e9 / median,
+                   is_sound ? "" : "  WITH ERRORS");
+            fflush(stdout);
+            for (size_t l = 0; l < all.launches.size(); l++) {
+                for (const void * p :
+                     { (const void *) on_device[l], (const void *) tables[l], (const void *) symbol_values[l] }) {
+                    device.release(reinterpret_cast<uint64_t>(p));
+                }
+            }
+            for (const void * p : { (const void *) in.units, (const void *) in.group_words, (const void *) in.models,
+                                    (const void *) in.cells, (const void *) in.errors }) {
+                device.release(reinterpret_cast<uint64_t>(p));
+            }
+        }
+        device.release(at);
+        cachegen_free(archive);
+    }
+    device.release(destination);
+    cachegen_executor_free(executor);
+    return 0;
+}
