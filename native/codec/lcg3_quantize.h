@@ -1,6 +1,8 @@
 // Values to symbols and scales: CacheGen's per-token maximum scaling, rounded half to even.
 #pragma once
 
+#include "half.h"
+
 #include <cstdint>
 
 namespace cachegen::lcg3 {
@@ -36,7 +38,7 @@ const row_quantizer & quantizer();
 // the factor of quantize_row(); 0 for a row of zeros, or one so small that c / scale is infinite
 inline float quantizer_factor(float centre, float scale) {
     const float factor = centre / scale;
-    return factor <= 3.4028235e38f ? factor : 0;
+    return (float_bits(factor) & 0x7f800000) != 0x7f800000 ? factor : 0; // by its bits: see inverse_scale()
 }
 
 // added to a number below 2^22, rounds it half to even in the last bits of the sum

@@ -47,18 +47,19 @@ struct row_converters {
  */
 inline float inverse_scale(float scale) {
     const float inverse = 1.0f / scale;
-    return inverse >= -3.4028235e38f && inverse <= 3.4028235e38f ? inverse : 0.0f;
+    // by its bits: some compilers fold the comparison of a quotient with the largest number, and lose infinity
+    return (float_bits(inverse) & 0x7f800000) != 0x7f800000 ? inverse : 0.0f;
 }
 
 // what Q4_0 adds to a product before it cuts off: the middle code and a half, or 0 where all codes are 0
 inline float q4_0_offset(float scale) {
-    return scale == 0 || inverse_scale(scale) != 0 ? 8.5f : 0.0f;
+    return float_bits(scale) << 1 == 0 || float_bits(inverse_scale(scale)) << 1 != 0 ? 8.5f : 0.0f;
 }
 
 // a block whose largest magnitude is not finite, which ggml's reference packs by the order of its values: see
 // pack_odd_block_q8_0()
 inline bool is_odd_block(float magnitude) {
-    return !(magnitude <= 3.4028235e38f);
+    return float_bits(magnitude) >= 0x7f800000;
 }
 
 extern const row_converters scalar_converters;

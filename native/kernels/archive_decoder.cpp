@@ -156,6 +156,7 @@ void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) 
     const uint64_t jobs = place(plan.groups);
     in.group_words      = reinterpret_cast<const uint32_t *>(place(plan.group_words));
     in.bytes            = reinterpret_cast<const uint8_t *>(address);
+    in.n_bytes          = room_for_plan(n_bytes);
     in.models           = reinterpret_cast<const uint8_t *>(models_);
     in.cells            = reinterpret_cast<const uint32_t *>(cells_);
     in.errors = reinterpret_cast<uint32_t *>(errors_ + uint64_t{ part } * archive_.head.n_planes * sizeof(uint32_t));

@@ -53,13 +53,13 @@ KC_FN void load_tokens(const kc_thread & me, const launch_buffers & in, const KC
  * F16 rows without a rotation: lane s works out what symbol s stands for in a token, once for all lanes. IS_WIDE: there
  * are more than 32 symbols, and lane s has two of them.
  */
-template <int R, bool IS_WIDE>
+template <int R, int T, bool IS_WIDE>
 KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, uint32_t first_group,
-                              const float (&levels)[2], const float (&scales)[tile_tokens],
-                              const uint32_t (&cells)[tile_tokens], const uint32_t (&halves)[R][tile_tokens]) {
+                              const float (&levels)[2], const float (&scales)[T], const uint32_t (&cells)[T],
+                              const uint32_t (&halves)[R][T]) {
     const uint32_t channel = first_group * 32 + me.lane;
     KC_UNROLL
-    for (int t = 0; t < tile_tokens; t++) {
+    for (int t = 0; t < T; t++) {
         const uint32_t of_symbols =
             IS_WIDE ? kc_to_fp16_pair(levels[0] * scales[t], levels[1] * scales[t]) : kc_to_fp16(levels[0] * scales[t]);
         KC_GLOBAL uint16_t * const row = (KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel;
@@ -85,10 +85,11 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
 template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
 KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const Table & table, const float (&levels)[2],
                          const KC_GLOBAL unit_job & unit, uint32_t unit_index, uint32_t first_group,
-                         KC_SHARED token_scratch & scratch) {
+                         KC_SHARED uint8_t * ring, KC_SHARED token_scratch & scratch) {
+    constexpr int      T     = tiling<R>::tokens;
     const bucket_shape shape = shape_of(in.set);
     lane_streams<R>    streams;
-    open_streams(me, in, unit, table.base, first_group, streams);
+    open_streams(me, in, unit, table.base, first_group, ring, streams);
     const uint32_t    n_rows   = unit.n_rows;
     const uint32_t    rotation = unit.apply_rotation;
     const float       factor   = unit.rotation_factor;
@@ -96,25 +97,25 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
     for (uint32_t first_row = 0; first_row < n_rows; first_row += 32) {
         load_tokens(me, in, unit, first_row, scratch);
         const uint32_t n = n_rows - first_row < 32 ? n_rows - first_row : 32;
-        for (uint32_t begin = 0; begin < n; begin += tile_tokens) {
-            uint32_t halves[R][tile_tokens] = {};
-            next_tile(me, shape, table, n - begin, streams, halves);
-            float    scales[tile_tokens];
-            uint32_t cells[tile_tokens];
+        for (uint32_t begin = 0; begin < n; begin += T) {
+            uint32_t halves[R][T] = {};
+            next_tile<R, T>(me, in, shape, table, n - begin, streams, halves);
+            float    scales[T];
+            uint32_t cells[T];
             KC_UNROLL
-            for (int t = 0; t < tile_tokens; t++) {
+            for (int t = 0; t < T; t++) {
                 scales[t] = scratch.scales[begin + t];
                 cells[t]  = scratch.cells[begin + t];
             }
             if (STORE == store_f16 && R == 1) {
-                store_fp16_symbols<R, IS_WIDE>(me, dest, first_group, levels, scales, cells, halves);
+                store_fp16_symbols<R, T, IS_WIDE>(me, dest, first_group, levels, scales, cells, halves);
                 continue;
             }
-            float values[R][tile_tokens];
+            float values[R][T];
             KC_UNROLL
             for (int r = 0; r < R; r++) {
                 KC_UNROLL
-                for (int t = 0; t < tile_tokens; t++) {
+                for (int t = 0; t < T; t++) {
                     const uint32_t symbol = halves[r][t] >> 11;
                     uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol);
                     if (IS_WIDE) {
@@ -125,9 +126,9 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
                 }
             }
             if (rotation != 0) {
-                rotate_tile<R, tile_tokens>(me, rotation, factor, values);
+                rotate_tile<R, T>(me, rotation, factor, values);
             }
-            store_tile<STORE, R, tile_tokens>(me, dest, first_group, cells, values);
+            store_tile<STORE, R, T>(me, dest, first_group, cells, values);
         }
     }
     close_streams(me, in, unit_index, first_group, streams);
@@ -144,18 +145,19 @@ KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED
 /*
  * The kernel: groups of lanes take jobs in turn.
  * table    OUT in.set.n_entries
+ * rings    OUT R rings a group of lanes, at a multiple of a ring's size
  * scratch  OUT one a group of lanes
  */
-template <uint32_t STORE, int R, bool IS_WIDE> KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in,
-                                                                        KC_SHARED table_entry *   table,
-                                                                        KC_SHARED token_scratch * scratch) {
+template <uint32_t STORE, int R, bool IS_WIDE>
+KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table,
+                         KC_SHARED uint8_t * rings, KC_SHARED token_scratch * scratch) {
     load_table(me, in, table);
     const kc_shared_table shared    = kc_table_at(table);
     const float           levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         const uint32_t index = in.groups[i].unit;
         decode_groups<STORE, R, IS_WIDE>(me, in, shared, levels, in.units[index], index, in.groups[i].first_group,
-                                         scratch[me.group]);
+                                         rings + me.group * R * tiling<R>::ring_bytes, scratch[me.group]);
     }
 }
 

@@ -17,7 +17,7 @@ using ull = unsigned long long;
 
 constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
 constexpr uint32_t decode_warps = 16;
-constexpr uint64_t token_bytes  = 32 * 8; // what 32 lanes keep of 32 tokens
+constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
 
 uint32_t store_of(const device_rows & rows) {
     switch (rows.type) {
@@ -151,7 +151,7 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
         return false;
     }
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
-    return table_bytes + decode_warps * token_bytes <= limits.shared_bytes;
+    return table_bytes + decode_warps * group_bytes <= limits.shared_bytes;
 }
 
 uint64_t decode_plan::largest_scratch() const {

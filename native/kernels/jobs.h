@@ -83,6 +83,7 @@ struct launch_buffers {
     const group_job *   groups;
     uint32_t            n_groups;
     const uint8_t *     bytes;
+    uint64_t            n_bytes; // that may be read
     const table_entry * table;
     const uint32_t *    values; // 64 of the set: levels, or upper bits
     const uint8_t *     models;

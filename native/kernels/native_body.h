@@ -70,8 +70,9 @@ KC_FN void write_native(const kc_thread & me, const launch_buffers & in, const K
     }
 }
 
-// symbols of one group a job to native rows; the table stays where it is
-KC_FN void expand_kernel(const kc_thread & me, const launch_buffers & in) {
+// symbols of one group a job to native rows; the table stays where it is. rings: OUT one a group of lanes
+KC_FN void expand_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED uint8_t * rings) {
+    constexpr uint32_t T     = tiling<1>::tokens;
     const bucket_shape shape = shape_of(in.set);
     const memory_table table = { 0, in.table };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
@@ -79,11 +80,11 @@ KC_FN void expand_kernel(const kc_thread & me, const launch_buffers & in) {
         const KC_GLOBAL unit_job & unit  = in.units[index];
         const uint32_t             group = in.groups[i].first_group;
         lane_streams<1>            streams;
-        open_streams(me, in, unit, 0, group, streams);
-        for (uint32_t row = 0; row < unit.n_rows; row += tile_tokens) {
-            uint32_t halves[1][tile_tokens] = {};
-            next_tile(me, shape, table, unit.n_rows - row, streams, halves);
-            for (uint32_t t = 0; t < tile_tokens && row + t < unit.n_rows; t++) {
+        open_streams(me, in, unit, 0, group, rings + me.group * tiling<1>::ring_bytes, streams);
+        for (uint32_t row = 0; row < unit.n_rows; row += T) {
+            uint32_t halves[1][T] = {};
+            next_tile<1, T>(me, in, shape, table, unit.n_rows - row, streams, halves);
+            for (uint32_t t = 0; t < T && row + t < unit.n_rows; t++) {
                 write_native(me, in, unit, row + t, group, symbol_of(halves[0][t]));
             }
         }

@@ -63,10 +63,6 @@ KC_FN uint32_t kc_to_fp16(float value) {
     return kc_to_fp16_pair(value, 0.0f) & 0xffff;
 }
 
-// memory that a launch reads and nobody writes meanwhile
-KC_FN uint32_t kc_read_u16(const uint16_t * from) {
-    return __ldg(from);
-}
 // to a device's memory, which the compiler cannot tell from other kinds
 KC_FN void kc_write(uint8_t * to, uint8_t value) {
     asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "r"(static_cast<uint32_t>(value)) : "memory");
@@ -76,6 +72,34 @@ KC_FN void kc_write(uint16_t * to, uint16_t value) {
 }
 KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+
+// Start to copy 16 bytes to shared memory, both at a multiple of 16.
+KC_FN void kc_copy_16(void * to, const uint8_t * from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+}
+// the copies since the last call are one batch
+KC_FN void kc_end_batch() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// all batches but the last N have arrived, for every lane after kc_sync_group()
+template <int N> KC_FN void kc_wait_batches() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// shared memory found by its address in bytes
+struct kc_shared_bytes {
+    uint32_t base;
+};
+KC_FN kc_shared_bytes kc_bytes_at(const void * bytes) {
+    return { static_cast<uint32_t>(__cvta_generic_to_shared(bytes)) };
+}
+KC_FN uint32_t kc_shared_u16(const kc_shared_bytes &, uint32_t address) {
+    uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
+    return value;
 }
 
 // 64-bit words in a workgroup's shared memory, found by their address in bytes

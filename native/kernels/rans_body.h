@@ -16,15 +16,55 @@ KC_FN table_entry kc_table_word(const memory_table & table, uint32_t address) {
     return table.words[address / 8];
 }
 
-// R adjacent groups in the middle of their streams.
-template <int R> struct lane_streams {
-    uint32_t                   state[R];
-    uint32_t                   table[R]; // address of the lane's distribution: model and class
-    uint32_t                   model[R]; // address of the lane's model
-    const KC_GLOBAL uint16_t * next[R];  // word; the same in all lanes
-    const KC_GLOBAL uint16_t * end[R];
-    bool                       is_short; // a word was due that is not there
+/*
+ * Words come through a ring in shared memory, one a group: what lanes need next has long been on its way. A ring has
+ * room for 4 batches; before a tile, the batch that it begins in and the next one are there.
+ */
+template <int R> struct tiling {
+    static constexpr int      tokens      = R == 1 ? 4 : 2; // of a tile
+    static constexpr uint32_t batch_bytes = 64 * tokens;    // the most that a tile takes
+    static constexpr uint32_t ring_bytes  = 4 * batch_bytes;
 };
+
+// R adjacent groups in the middle of their streams. Positions are in bytes, from a multiple of 16 on.
+template <int R> struct lane_streams {
+    uint32_t        state[R];
+    uint32_t        table[R]; // address of the lane's distribution: model and class
+    uint32_t        model[R]; // address of the lane's model
+    uint32_t        next[R];  // position of the next word; the same in all lanes, as the rest
+    uint32_t        end[R];
+    uint32_t        filled[R]; // multiple of a batch
+    uint64_t        origin[R]; // of the positions, in the launch's bytes
+    bool            is_short;  // a word was due that is not there
+    uint8_t *       ring;      // [R][ring_bytes], at a multiple of ring_bytes
+    kc_shared_bytes ring_bytes;
+};
+
+// start the next batch of group r
+template <int R>
+KC_FN void fill_ring(const kc_thread & me, const launch_buffers & in, lane_streams<R> & streams, int r) {
+    const uint32_t to   = streams.filled[r] + 16 * me.lane;
+    const uint64_t from = streams.origin[r] + to;
+    if (16 * me.lane < tiling<R>::batch_bytes && from + 16 <= in.n_bytes) {
+        kc_copy_16(streams.ring + r * tiling<R>::ring_bytes + to % tiling<R>::ring_bytes, in.bytes + from);
+    }
+    kc_end_batch();
+    streams.filled[r] += tiling<R>::batch_bytes;
+}
+
+// before a tile
+template <int R> KC_FN void advance_rings(const kc_thread & me, const launch_buffers & in, lane_streams<R> & streams) {
+    KC_UNROLL
+    for (int r = 0; r < R; r++) {
+        // the batch before the one of `next` has been used
+        if (streams.filled[r] - streams.next[r] <= 3 * tiling<R>::batch_bytes) {
+            kc_sync_group(); // by all lanes
+            fill_ring<R>(me, in, streams, r);
+            kc_wait_batches<2>(); // of this group or others: the batch after the next is the oldest that may be late
+            kc_sync_group();
+        }
+    }
+}
 
 // Where the fields of states and entries go in addresses. A distribution lies at a multiple of its size.
 struct bucket_shape {
@@ -48,12 +88,16 @@ KC_FN bucket_shape shape_of(const set_shape & set) {
 // base: address of the set's table
 template <int R> KC_FN void open_streams(const kc_thread & me, const launch_buffers & in,
                                          const KC_GLOBAL unit_job & unit, uint32_t base, uint32_t first_group,
-                                         lane_streams<R> & streams) {
-    const KC_GLOBAL uint8_t * const  bytes         = in.bytes + unit.bytes_offset;
-    const uint32_t                   log2_bytes    = in.set.log2_n_buckets + 3; // of a distribution
-    const uint32_t                   states_offset = 8 + 4 * unit.n_groups;
-    const KC_GLOBAL uint16_t * const words         = (const KC_GLOBAL uint16_t *) (bytes + unit.words_offset);
-    streams.is_short                               = false;
+                                         uint8_t * ring, lane_streams<R> & streams) {
+    const KC_GLOBAL uint8_t * const bytes         = in.bytes + unit.bytes_offset;
+    const uint32_t                  log2_bytes    = in.set.log2_n_buckets + 3; // of a distribution
+    const uint32_t                  states_offset = 8 + 4 * unit.n_groups;
+    const uint64_t                  words         = unit.bytes_offset + unit.words_offset;
+    streams.is_short                              = false;
+    streams.ring                                  = ring;
+    streams.ring_bytes                            = kc_bytes_at(ring);
+    kc_wait_batches<0>(); // nothing of the groups before is still on its way,
+    kc_sync_group();      // and nobody reads it
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         const uint32_t group      = first_group + r;
@@ -64,10 +108,22 @@ template <int R> KC_FN void open_streams(const kc_thread & me, const launch_buff
         streams.table[r]          = streams.model[r] + (in.set.initial_class << log2_bytes);
         streams.state[r] =
             is_channel ? *(const KC_GLOBAL uint32_t *) (bytes + states_offset + 4 * (uint64_t) channel) : 65536;
-        const bool is_group = group < unit.n_groups;
-        streams.next[r]     = words + (is_group ? in.group_words[unit.group_words + group] : 0);
-        streams.end[r]      = words + (is_group ? in.group_words[unit.group_words + group + 1] : 0);
+        const bool     is_group = group < unit.n_groups;
+        const uint64_t first    = words + 2 * (uint64_t) (is_group ? in.group_words[unit.group_words + group] : 0);
+        const uint64_t after    = words + 2 * (uint64_t) (is_group ? in.group_words[unit.group_words + group + 1] : 0);
+        streams.origin[r]       = first & ~(uint64_t) 15;
+        streams.next[r]         = (uint32_t) (first - streams.origin[r]);
+        streams.end[r]          = is_group ? (uint32_t) (after - streams.origin[r]) : streams.next[r];
+        streams.filled[r]       = 0;
     }
+    for (int batch = 0; batch < 4; batch++) {
+        KC_UNROLL
+        for (int r = 0; r < R; r++) {
+            fill_ring<R>(me, in, streams, r);
+        }
+    }
+    kc_wait_batches<0>();
+    kc_sync_group();
 }
 
 /*
@@ -87,19 +143,21 @@ template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_
     uint32_t next    = (half & 2047) * (state >> 10) + (position - divider + (half >> 22));
     streams.table[r] = streams.model[r] + (half >> shape.class_shift & shape.class_mask);
 
-    const bool                       needs_word = next < 65536;
-    const uint32_t                   needing    = kc_ballot(needs_word);
-    const KC_GLOBAL uint16_t * const word       = streams.next[r] + kc_count_bits(needing & ((1u << me.lane) - 1));
+    const bool     needs_word = next < 65536;
+    const uint32_t needing    = kc_ballot(needs_word);
+    const uint32_t word       = streams.next[r] + 2 * kc_count_bits(needing & ((1u << me.lane) - 1));
+    const uint32_t address =
+        (word & (tiling<R>::ring_bytes - 1)) | (streams.ring_bytes.base + r * tiling<R>::ring_bytes);
     if (IS_NEAR_END) {
         const bool is_there = word < streams.end[r];
         if (needs_word) {
-            next = next << 16 | (is_there ? kc_read_u16(word) : 0u);
+            next = next << 16 | (is_there ? kc_shared_u16(streams.ring_bytes, address) : 0u);
         }
         streams.is_short |= needs_word && !is_there;
     } else if (needs_word) {
-        next = next << 16 | kc_read_u16(word);
+        next = next << 16 | kc_shared_u16(streams.ring_bytes, address);
     }
-    streams.next[r] += kc_count_bits(needing);
+    streams.next[r] += 2 * kc_count_bits(needing);
     streams.state[r] = next;
     return half;
 }
@@ -109,22 +167,22 @@ KC_FN uint32_t symbol_of(uint32_t half) {
 }
 
 /*
- * The next tokens of R groups, tile_tokens at most; of a token that is not there the halves are of no use.
- * halves  OUT [R][tile_tokens]
+ * The next tokens of R groups, as many as a tile has at most; of a token that is not there the halves are of no use.
+ * halves  OUT [R][T]
  */
-constexpr int tile_tokens = 4;
-
-template <int R, typename Table> KC_FN void next_tile(const kc_thread & me, const bucket_shape & shape, Table table,
-                                                      uint32_t n_tokens, lane_streams<R> & streams,
-                                                      uint32_t (&halves)[R][tile_tokens]) {
-    bool is_near_end = n_tokens < tile_tokens;
+template <int R, int T, typename Table>
+KC_FN void next_tile(const kc_thread & me, const launch_buffers & in, const bucket_shape & shape, const Table & table,
+                     uint32_t n_tokens, lane_streams<R> & streams, uint32_t (&halves)[R][T]) {
+    static_assert(T == tiling<R>::tokens, "a tile is what the rings are made for");
+    bool is_near_end = n_tokens < T;
     KC_UNROLL
     for (int r = 0; r < R; r++) {
-        is_near_end |= streams.end[r] - streams.next[r] < 32 * tile_tokens;
+        is_near_end |= streams.end[r] - streams.next[r] < tiling<R>::batch_bytes;
     }
+    advance_rings<R>(me, in, streams);
     if (!is_near_end) {
         KC_UNROLL
-        for (int t = 0; t < tile_tokens; t++) {
+        for (int t = 0; t < T; t++) {
             KC_UNROLL
             for (int r = 0; r < R; r++) {
                 halves[r][t] = step<R, false>(me, shape, table, streams, r);
@@ -133,7 +191,7 @@ template <int R, typename Table> KC_FN void next_tile(const kc_thread & me, cons
         return;
     }
     KC_UNROLL
-    for (int t = 0; t < tile_tokens; t++) {
+    for (int t = 0; t < T; t++) {
         if ((uint32_t) t < n_tokens) {
             KC_UNROLL
             for (int r = 0; r < R; r++) {

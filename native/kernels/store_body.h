@@ -40,7 +40,7 @@ KC_FN float magnitude_of(float value) {
 // 1 / scale of a block, 0 where ggml's would be infinite
 KC_FN float inverse_scale(float scale) {
     const float inverse = 1.0f / scale;
-    return inverse >= -3.4028235e38f && inverse <= 3.4028235e38f ? inverse : 0.0f;
+    return (kc_float_bits(inverse) & 0x7f800000) != 0x7f800000 ? inverse : 0.0f;
 }
 
 constexpr uint32_t infinity_bits = 0x7f800000;
@@ -53,7 +53,7 @@ KC_FN uint32_t code_q8_0(float value, float inverse) {
 }
 
 KC_FN float q4_0_offset(float scale) {
-    return scale == 0 || inverse_scale(scale) != 0 ? 8.5f : 0.0f;
+    return kc_float_bits(scale) << 1 == 0 || kc_float_bits(inverse_scale(scale)) << 1 != 0 ? 8.5f : 0.0f;
 }
 
 KC_FN uint32_t code_q4_0(float value, float inverse, float offset) {

@@ -267,6 +267,7 @@ int main(int argc, char ** argv) {
             in.units       = to_device(device, all.units);
             in.group_words = to_device(device, all.group_words);
             in.bytes       = reinterpret_cast<const uint8_t *>(at);
+            in.n_bytes     = n_bytes;
             in.models      = to_device(device, plan.models());
             in.cells       = to_device(device, plan.cells());
             in.errors      = const_cast<uint32_t *>(to_device(device, errors));

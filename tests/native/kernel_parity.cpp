@@ -388,6 +388,9 @@ void check_equal(const page_case & page, size_t i, const bytes & got, const byte
                 n++;
             }
         }
+        for (size_t b = first; b < std::min(first + 24, got.size()); b++) {
+            printf("%02x/%02x ", got[b], expected[b]);
+        }
         printf("%zu of %zu bytes differ, the first at %zu: %02x, expected %02x\n", n, got.size(), first, got[first],
                expected[first]);
     }

@@ -18,12 +18,13 @@ uint8_t * bytes_at(uint64_t address) {
     return reinterpret_cast<uint8_t *>(address);
 }
 
-template <uint32_t STORE, int R, bool IS_WIDE>
-void run_decode(const kc_thread & me, const launch_buffers & in, table_entry * table, token_scratch * scratch) {
-    decode_kernel<STORE, R, IS_WIDE>(me, in, table, scratch);
+template <uint32_t STORE, int R, bool IS_WIDE> void run_decode(const kc_thread & me, const launch_buffers & in,
+                                                               table_entry * table, uint8_t * rings,
+                                                               token_scratch * scratch) {
+    decode_kernel<STORE, R, IS_WIDE>(me, in, table, rings, scratch);
 }
 
-using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, token_scratch *);
+using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, token_scratch *);
 
 template <uint32_t STORE> decode_entry decode_of(uint32_t n_side, bool is_wide) {
     switch (n_side) {
@@ -148,15 +149,17 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
     // fewer workgroups than the jobs need: some take a second one
     const uint32_t n_workgroups     = std::max(1u, (in.n_groups + jobs_a_workgroup - 1) / jobs_a_workgroup * 2 / 3);
     for (uint32_t w = 0; w < n_workgroups; w++) {
+        std::vector<uint8_t> rings(jobs_a_workgroup * 8 * tiling<8>::ring_bytes);
         if (launch.kind == launch_kind::decode) {
             std::vector<table_entry>   table(in.set.n_entries);
             std::vector<token_scratch> scratch(jobs_a_workgroup);
             const auto                 entry = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
-            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
-                                 [&](const kc_thread & me) { entry(me, in, table.data(), scratch.data()); });
+            lanes::run_workgroup(n_threads, w, n_workgroups, order_, [&](const kc_thread & me) {
+                entry(me, in, table.data(), rings.data(), scratch.data());
+            });
         } else if (launch.kind == launch_kind::expand) {
             lanes::run_workgroup(n_threads, w, n_workgroups, order_,
-                                 [&](const kc_thread & me) { expand_kernel(me, in); });
+                                 [&](const kc_thread & me) { expand_kernel(me, in, rings.data()); });
         } else {
             std::vector<float> span(jobs_a_workgroup * max_span);
             const auto         entry = place_entry_of(launch.store);

@@ -98,8 +98,23 @@ KC_FN uint64_t kc_table_word(const kc_shared_table & table, uint32_t address) {
     return table.words[address / 8];
 }
 
-KC_FN uint32_t kc_read_u16(const uint16_t * from) {
-    return *from;
+KC_FN void kc_copy_16(void * to, const uint8_t * from) {
+    memcpy(to, from, 16);
+}
+KC_FN void                  kc_end_batch() {}
+template <int N> KC_FN void kc_wait_batches() {}
+
+struct kc_shared_bytes {
+    uint32_t        base;
+    const uint8_t * bytes;
+};
+KC_FN kc_shared_bytes kc_bytes_at(const void * bytes) {
+    return { 0, static_cast<const uint8_t *>(bytes) };
+}
+KC_FN uint32_t kc_shared_u16(const kc_shared_bytes & shared, uint32_t address) {
+    uint16_t value;
+    memcpy(&value, shared.bytes + address, sizeof(value));
+    return value;
 }
 template <typename T> KC_FN void kc_write(T * to, T value) {
     *to = value;

@@ -15,13 +15,16 @@ constexpr uint32_t native_threads = 256;
 
 template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads)
     decode(const __grid_constant__ launch_buffers in) {
-    extern __shared__ __align__(512) uint64_t shared[];
-    decode_kernel<STORE, R, IS_WIDE>(this_thread(), in, shared,
-                                     reinterpret_cast<token_scratch *>(shared + in.set.n_entries));
+    extern __shared__ __align__(1024) uint64_t shared[];
+    auto * const                               rings = reinterpret_cast<uint8_t *>(shared);
+    auto * const table   = reinterpret_cast<table_entry *>(rings + blockDim.x / 32 * R * tiling<R>::ring_bytes);
+    auto * const scratch = reinterpret_cast<token_scratch *>(table + in.set.n_entries);
+    decode_kernel<STORE, R, IS_WIDE>(this_thread(), in, table, rings, scratch);
 }
 
 __global__ void __launch_bounds__(native_threads) expand(const __grid_constant__ launch_buffers in) {
-    expand_kernel(this_thread(), in);
+    __shared__ __align__(1024) uint8_t rings[native_threads / 32 * tiling<1>::ring_bytes];
+    expand_kernel(this_thread(), in, rings);
 }
 
 template <uint32_t STORE> __global__ void __launch_bounds__(native_threads)
@@ -74,8 +77,10 @@ uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
 
 } // namespace
 
-uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_threads) {
-    return uint64_t{ set.n_entries } * sizeof(table_entry) + n_threads / 32 * sizeof(token_scratch);
+uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_side, uint32_t n_threads) {
+    const uint64_t ring_bytes = n_side == 1 ? tiling<1>::ring_bytes : tiling<2>::ring_bytes;
+    return uint64_t{ set.n_entries } * sizeof(table_entry) +
+           n_threads / 32 * (n_side * ring_bytes + sizeof(token_scratch));
 }
 
 namespace {
@@ -93,7 +98,7 @@ cudaError_t launch(kernel which, const launch_buffers & in, uint32_t n_workgroup
 cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
                           uint32_t max_workgroups, cudaStream_t stream) {
     const kernel   which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
-    const uint64_t bytes = decode_shared_bytes(in.set, n_threads);
+    const uint64_t bytes = decode_shared_bytes(in.set, n_side, n_threads);
     if (bytes > 48 << 10) {
         const cudaError_t error =
             cudaFuncSetAttribute(which, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));

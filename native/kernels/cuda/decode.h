@@ -8,7 +8,7 @@
 namespace kernels {
 
 // shared memory of launch_decode(); a set that needs more than the device has goes by launch_expand()
-uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_threads);
+uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_side, uint32_t n_threads);
 
 /*
  * store           IN  enum store_kind
