@@ -3,7 +3,10 @@
 #include "bytes.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
+#include <thread>
 
 namespace kernels {
 
@@ -76,6 +79,11 @@ archive_decoder::archive_decoder(device & device, const void * metadata, uint64_
             device_bytes_ += limits_.scratch_bytes;
         }
         device.upload(constants_, constants.bytes().data(), constants.bytes().size());
+        uint64_t largest_part = 0;
+        for (uint32_t part = 0; part <= archive_.n_blocks; part++) {
+            largest_part = std::max(largest_part, lcg3::part_of(archive_, part).n_bytes);
+        }
+        device.make_slots(room_for_plan(largest_part));
         device.clear(errors_, n_units * sizeof(uint32_t));
     } catch (...) {
         for (const uint64_t address : { constants_, errors_, limits_.scratch }) {
@@ -117,30 +125,24 @@ uint64_t archive_decoder::room_for_plan(uint64_t n_bytes) const {
            64;
 }
 
-uint8_t * archive_decoder::part_memory(uint64_t n_bytes) {
-    memory_ = device_.slot(next_slot_, room_for_plan(n_bytes));
-    return memory_;
+// check what is in the memory of a slot; on any thread
+part_plan archive_decoder::prepare(uint32_t part, uint64_t number, uint8_t * memory) const {
+    lcg3::payload payload  = lcg3::part_of(archive_, part);
+    payload.bytes          = memory;
+    const auto device_slot = static_cast<uint32_t>(number % device_.n_device_slots());
+    return plan_.plan(part, payload, device_.slot_address(device_slot), limits_);
 }
 
-void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) {
-    const lcg3::payload expected = lcg3::part_of(archive_, part);
-    if (bytes == nullptr || n_bytes != expected.n_bytes) {
-        fail(CACHEGEN_ERR_ARGUMENT, "part %u has %llu bytes, %llu were given", part, (ull) expected.n_bytes,
-             (ull) n_bytes);
-    }
-    uint8_t * const memory = memory_ != nullptr ? memory_ : part_memory(n_bytes);
-    memory_                = nullptr;
-    const uint32_t slot    = next_slot_;
-    const uint64_t address = device_.slot_address(slot);
-    if (bytes != memory) {
-        memcpy(memory, bytes, n_bytes);
-    }
-    const part_plan plan = plan_.plan(part, { memory, expected.offset, n_bytes }, address, limits_);
+void archive_decoder::enqueue(uint32_t part, uint64_t number, const part_plan & plan, uint8_t * memory) {
     if (plan.launches.empty()) {
         return;
     }
-    uint64_t   end   = n_bytes;
-    const auto place = [&](const auto & items) {
+    const auto     host_slot   = static_cast<uint32_t>(number % device_.n_host_slots());
+    const auto     device_slot = static_cast<uint32_t>(number % device_.n_device_slots());
+    const uint64_t address     = device_.slot_address(device_slot);
+    const uint64_t n_bytes     = lcg3::part_of(archive_, part).n_bytes;
+    uint64_t       end         = n_bytes;
+    const auto     place       = [&](const auto & items) {
         const uint64_t at = aligned(end);
         end               = at + bytes_of(items);
         if (end > room_for_plan(n_bytes)) {
@@ -156,11 +158,11 @@ void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) 
     const uint64_t jobs = place(plan.groups);
     in.group_words      = reinterpret_cast<const uint32_t *>(place(plan.group_words));
     in.bytes            = reinterpret_cast<const uint8_t *>(address);
-    in.n_bytes          = room_for_plan(n_bytes);
+    in.n_bytes          = end;
     in.models           = reinterpret_cast<const uint8_t *>(models_);
     in.cells            = reinterpret_cast<const uint32_t *>(cells_);
     in.errors = reinterpret_cast<uint32_t *>(errors_ + uint64_t{ part } * archive_.head.n_planes * sizeof(uint32_t));
-    device_.submit(slot, end);
+    device_.submit(host_slot, device_slot, end);
     for (const auto & launch : plan.launches) {
         in.groups   = reinterpret_cast<const group_job *>(jobs + launch.first_group_job * sizeof(group_job));
         in.n_groups = launch.n_group_jobs;
@@ -171,8 +173,124 @@ void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) 
         }
         device_.launch(launch, in);
     }
-    device_.retire(slot);
-    next_slot_ = (slot + 1) % device_.n_slots();
+    device_.retire(device_slot);
+}
+
+void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) {
+    const lcg3::payload expected = lcg3::part_of(archive_, part);
+    if (bytes == nullptr || n_bytes != expected.n_bytes) {
+        fail(CACHEGEN_ERR_ARGUMENT, "part %u has %llu bytes, %llu were given", part, (ull) expected.n_bytes,
+             (ull) n_bytes);
+    }
+    const uint64_t  number = n_parts_++;
+    uint8_t * const memory = device_.host_slot(static_cast<uint32_t>(number % device_.n_host_slots()));
+    memcpy(memory, bytes, n_bytes);
+    enqueue(part, number, prepare(part, number, memory), memory);
+}
+
+// Threads read and check parts, each into its slot; this one enqueues them in order. A slot is free when its part has
+// been enqueued: host_slot() waits for the upload.
+void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source & from, uint32_t n_threads) {
+    struct ready_part {
+        bool      is_ready = false;
+        part_plan plan;
+    };
+    const uint64_t          first   = n_parts_;
+    const uint32_t          n_slots = device_.n_host_slots();
+    std::vector<ready_part> ready(n_parts);
+    std::vector<uint8_t *>  memories(n_slots);
+    std::mutex              mutex;
+    std::condition_variable changed;
+    uint64_t                next_part = 0; // to be read
+    uint64_t                n_done    = 0; // enqueued
+    cachegen_status         status    = CACHEGEN_OK;
+    std::string             message;
+
+    const auto stop = [&](cachegen_status why, const char * what) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (status == CACHEGEN_OK) {
+            status  = why;
+            message = what;
+        }
+        changed.notify_all();
+    };
+    const auto guarded = [&](const auto & body) {
+        try {
+            body();
+        } catch (const error & err) {
+            stop(err.status, err.what());
+        } catch (const std::bad_alloc &) {
+            stop(CACHEGEN_ERR_OUT_OF_MEMORY, "out of memory");
+        }
+    };
+    const auto work = [&] {
+        while (true) {
+            uint64_t index;
+            {
+                std::unique_lock<std::mutex> lock(mutex);
+                // the slot's part before has been enqueued
+                changed.wait(lock, [&] {
+                    return status != CACHEGEN_OK || next_part == n_parts || next_part < n_done + n_slots;
+                });
+                if (status != CACHEGEN_OK || next_part == n_parts) {
+                    return;
+                }
+                index = next_part++;
+            }
+            const uint64_t      number = first + index;
+            const lcg3::payload where  = lcg3::part_of(archive_, parts[index]);
+            uint8_t * const     memory = device_.host_slot(static_cast<uint32_t>(number % n_slots));
+            if (from.read(from.user_data, where.offset, memory, where.n_bytes) != 0) {
+                fail(CACHEGEN_ERR_CALLBACK, "part %u could not be read", parts[index]);
+            }
+            part_plan                         plan = prepare(parts[index], number, memory);
+            const std::lock_guard<std::mutex> lock(mutex);
+            memories[number % n_slots] = memory;
+            ready[index].plan          = std::move(plan);
+            ready[index].is_ready      = true;
+            changed.notify_all();
+        }
+    };
+    std::vector<std::thread> threads;
+    guarded([&] {
+        const uint64_t n = std::max<uint64_t>(1, std::min<uint64_t>({ n_threads, n_slots, n_parts }));
+        threads.reserve(n);
+        for (uint64_t i = 0; i < n; i++) {
+            try {
+                threads.emplace_back([&] { guarded(work); });
+            } catch (const std::system_error &) {
+                if (threads.empty()) {
+                    fail(CACHEGEN_ERR_OUT_OF_MEMORY, "no thread could be started");
+                }
+                break;
+            }
+        }
+        for (uint64_t index = 0; index < n_parts; index++) {
+            part_plan plan;
+            {
+                std::unique_lock<std::mutex> lock(mutex);
+                changed.wait(lock, [&] { return status != CACHEGEN_OK || ready[index].is_ready; });
+                if (status != CACHEGEN_OK) {
+                    return;
+                }
+                plan = std::move(ready[index].plan);
+            }
+            if (from.next(from.user_data, parts[index]) != 0) {
+                fail(CACHEGEN_ERR_CALLBACK, "the caller stopped before part %u", parts[index]);
+            }
+            enqueue(parts[index], first + index, plan, memories[(first + index) % n_slots]);
+            const std::lock_guard<std::mutex> lock(mutex);
+            n_done = index + 1;
+            changed.notify_all();
+        }
+    });
+    for (auto & thread : threads) {
+        thread.join();
+    }
+    n_parts_ += n_parts;
+    if (status != CACHEGEN_OK) {
+        throw error(status, message);
+    }
 }
 
 void archive_decoder::finish() {

@@ -18,28 +18,37 @@ class archive_decoder {
     archive_decoder(const archive_decoder &)             = delete;
     archive_decoder & operator=(const archive_decoder &) = delete;
 
-    // memory for the next part's n_bytes, which part() does not copy again
-    uint8_t * part_memory(uint64_t n_bytes);
-
     // check a part, enqueue its upload and decoding; the bytes can be anywhere and are not kept
     void part(uint32_t part, const void * bytes, uint64_t n_bytes);
+
+    // What run() reads from: see ggml-kv-codec.h.
+    struct source {
+        void * user_data;
+        int32_t (*read)(void * user_data, uint64_t offset, void * bytes, uint64_t n_bytes);
+        int32_t (*next)(void * user_data, uint32_t part);
+    };
+
+    // the same for several parts, read and checked on threads of their own, n_threads at most
+    void run(const uint32_t * parts, uint64_t n_parts, const source & from, uint32_t n_threads);
 
     // wait for everything; what the device found wrong is thrown here
     void finish();
 
-    // device memory that is not the destination's
-    uint64_t device_bytes() const { return device_bytes_; }
+    // memory besides the destination's, slots included
+    uint64_t device_bytes() const { return device_bytes_ + device_.device_slot_bytes(); }
+    uint64_t host_bytes() const { return device_.host_slot_bytes(); }
 
   private:
-    uint64_t room_for_plan(uint64_t n_bytes) const;
+    uint64_t  room_for_plan(uint64_t n_bytes) const;
+    part_plan prepare(uint32_t part, uint64_t number, uint8_t * memory) const;
+    void      enqueue(uint32_t part, uint64_t number, const part_plan & plan, uint8_t * memory);
 
     device &                device_;
     cachegen::lcg3::archive archive_;
     decode_plan             plan_;
     device_limits           limits_{};
-    uint32_t                next_slot_    = 0;
-    uint8_t *               memory_       = nullptr; // of the next slot, if somebody has asked for it
-    uint64_t                constants_    = 0;       // tables, values, model numbers, cells
+    uint64_t                n_parts_      = 0; // so far
+    uint64_t                constants_    = 0; // tables, values, model numbers, cells
     uint64_t                errors_       = 0;
     uint64_t                device_bytes_ = 0;
     std::vector<uint64_t>   tables_; // addresses, of each set

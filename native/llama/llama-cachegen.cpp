@@ -365,6 +365,10 @@ struct llama_cachegen_import {
 
     void open();
     void feed(const void * bytes, uint64_t n_bytes);
+    // all that is left, out of the whole archive
+    void feed_all(const void * archive);
+    // the caller's chance to stop
+    void ask_to_go_on() const;
     void commit();
     void close();
 
@@ -447,10 +451,7 @@ void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
                   wanted);
     }
     has_failed = true;
-    if (plan.options.go_on && !plan.options.go_on(plan.options.user_data, done_bytes, wanted_bytes)) {
-        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
-                  wanted_bytes);
-    }
+    ask_to_go_on();
     const int64_t t_start_us = ggml_time_us();
     for (const auto & d : decoders) {
         const int32_t status = d.procs->decoder_part(d.decoder, parts[next_part], bytes, n_bytes);
@@ -461,6 +462,65 @@ void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
     code_ms += ms_since(t_start_us);
     done_bytes += n_bytes;
     next_part++;
+    has_failed = false;
+}
+
+void llama_cachegen_import::ask_to_go_on() const {
+    if (plan.options.go_on && !plan.options.go_on(plan.options.user_data, done_bytes, wanted_bytes)) {
+        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
+                  wanted_bytes);
+    }
+}
+
+void llama_cachegen_import::feed_all(const void * archive) {
+    const auto & first = decoders.front();
+    if (decoders.size() != 1 || !first.procs->decoder_run) {
+        while (next_part < parts.size()) {
+            uint64_t offset  = 0;
+            uint64_t n_bytes = 0;
+            part_bytes(parts[next_part], offset, n_bytes);
+            feed(static_cast<const uint8_t *>(archive) + offset, n_bytes);
+        }
+        return;
+    }
+    struct running {
+        llama_cachegen_import & import;
+        const uint8_t *         archive;
+        bool                    was_stopped;
+    } state                     = { *this, static_cast<const uint8_t *>(archive), false };
+    ggml_kv_codec_source source = {};
+    source.user_data            = &state;
+    source.read                 = [](void * user_data, uint64_t offset, void * bytes, uint64_t n_bytes) {
+        memcpy(bytes, static_cast<running *>(user_data)->archive + offset, n_bytes);
+        return 0;
+    };
+    source.next = [](void * user_data, uint32_t part) {
+        auto &       running = *static_cast<struct running *>(user_data);
+        auto &       import  = running.import;
+        const auto & o       = import.plan.options;
+        if (o.go_on && !o.go_on(o.user_data, import.done_bytes, import.wanted_bytes)) {
+            running.was_stopped = true;
+            return 1;
+        }
+        uint64_t offset  = 0;
+        uint64_t n_bytes = 0;
+        cachegen_lcg3_part(import.plan.archive.reader, part, &offset, &n_bytes);
+        import.done_bytes += n_bytes;
+        return 0;
+    };
+    has_failed               = true;
+    const int64_t t_start_us = ggml_time_us();
+    const int32_t status =
+        first.procs->decoder_run(first.decoder, &parts[next_part], parts.size() - next_part, &source);
+    if (state.was_stopped) {
+        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
+                  wanted_bytes);
+    }
+    if (status != CACHEGEN_OK) {
+        fail_codec(status, first.procs->last_message());
+    }
+    code_ms += ms_since(t_start_us);
+    next_part  = parts.size();
     has_failed = false;
 }
 
@@ -615,12 +675,7 @@ int32_t llama_cachegen_import_archive(llama_context * ctx, int32_t seq_id, int32
         llama_cachegen_import import(ctx, seq_id, p0, archive, archive_bytes, archive_bytes, first_token, n_tokens,
                                      options);
         import.open();
-        for (const uint32_t part : import.parts) {
-            uint64_t offset  = 0;
-            uint64_t n_bytes = 0;
-            import.part_bytes(part, offset, n_bytes);
-            import.feed(static_cast<const uint8_t *>(archive) + offset, n_bytes);
-        }
+        import.feed_all(archive);
         commit_with_stats(import, stats);
     });
 }

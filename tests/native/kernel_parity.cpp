@@ -251,7 +251,7 @@ struct outcome {
 };
 
 outcome decode_on_device(kernels::device & device, const bytes & archive, const page_case & page,
-                         const std::vector<kernels::device_rows> & rows, bool is_in_place) {
+                         const std::vector<kernels::device_rows> & rows, bool is_in_threads) {
     outcome result;
     result.status = cachegen::guard([&] {
         kernels::archive_decoder decoder(device, archive.data(), archive.size(), archive.size(), page.first_token,
@@ -265,17 +265,25 @@ outcome decode_on_device(kernels::device & device, const bytes & archive, const 
         cachegen_lcg3_info                                              info{};
         info.struct_size = sizeof(info);
         cachegen_lcg3_describe(reader, &info, nullptr, 0);
-        for (uint32_t part = 0; part <= info.n_blocks; part++) {
-            uint64_t offset  = 0;
-            uint64_t n_bytes = 0;
-            cachegen_lcg3_part(reader, part, &offset, &n_bytes);
-            const uint8_t * from = archive.data() + offset;
-            if (is_in_place) {
-                uint8_t * memory = decoder.part_memory(n_bytes);
-                memcpy(memory, from, n_bytes);
-                from = memory;
+        std::vector<uint32_t> parts(info.n_blocks + 1);
+        std::iota(parts.begin(), parts.end(), 0);
+        if (is_in_threads) {
+            const kernels::archive_decoder::source source{
+                const_cast<bytes *>(&archive),
+                [](void * whole, uint64_t offset, void * to, uint64_t n_bytes) {
+                    memcpy(to, static_cast<bytes *>(whole)->data() + offset, n_bytes);
+                    return 0;
+                },
+                [](void *, uint32_t) { return 0; },
+            };
+            decoder.run(parts.data(), parts.size(), source, 4);
+        } else {
+            for (const uint32_t part : parts) {
+                uint64_t offset  = 0;
+                uint64_t n_bytes = 0;
+                cachegen_lcg3_part(reader, part, &offset, &n_bytes);
+                decoder.part(part, archive.data() + offset, n_bytes);
             }
-            decoder.part(part, from, n_bytes);
         }
         decoder.finish();
     });

@@ -72,10 +72,6 @@ void emulated_device::count(const char * what) {
 }
 
 emulated_device::~emulated_device() {
-    for (auto & slot : slots_) {
-        free(slot.host);
-        free(slot.device);
-    }
     for (const auto & [address, bytes] : memory_) {
         free(bytes);
     }
@@ -118,28 +114,25 @@ void emulated_device::download(void * bytes, uint64_t address, uint64_t n_bytes)
     }
 }
 
-uint8_t * emulated_device::slot(uint32_t index, uint64_t n_bytes) {
+void emulated_device::make_slots(uint64_t n_bytes) {
+    count("staging memory");
+    slot_bytes_ = n_bytes;
+    host_slots_.assign(n_host_slots(), std::vector<uint8_t>(n_bytes));
+    device_slots_.assign(n_device_slots(), std::vector<uint8_t>(n_bytes));
+}
+
+uint8_t * emulated_device::host_slot(uint32_t index) {
     count("a slot");
-    auto & slot = slots_[index];
-    // exactly as many bytes as asked for: what lies behind is out of bounds
-    free(slot.host);
-    free(slot.device);
-    slot.host    = static_cast<uint8_t *>(malloc(n_bytes));
-    slot.device  = static_cast<uint8_t *>(malloc(n_bytes));
-    slot.n_bytes = n_bytes;
-    if (slot.host == nullptr || slot.device == nullptr) {
-        throw std::bad_alloc();
-    }
-    return slot.host;
+    return host_slots_.at(index).data();
 }
 
 uint64_t emulated_device::slot_address(uint32_t index) const {
-    return reinterpret_cast<uint64_t>(slots_[index].device);
+    return reinterpret_cast<uint64_t>(device_slots_.at(index).data());
 }
 
-void emulated_device::submit(uint32_t index, uint64_t n_bytes) {
+void emulated_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) {
     count("a copy");
-    memcpy(slots_[index].device, slots_[index].host, n_bytes);
+    memcpy(device_slots_.at(device_slot).data(), host_slots_.at(host_slot).data(), n_bytes);
 }
 
 void emulated_device::launch(const planned_launch & launch, const launch_buffers & in) {

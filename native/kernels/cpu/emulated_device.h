@@ -4,7 +4,9 @@
 
 #include "../device.h"
 
+#include <atomic>
 #include <map>
+#include <vector>
 
 namespace kernels {
 
@@ -24,11 +26,15 @@ class emulated_device : public device {
     void     wait() override {}
     void     launch(const planned_launch & launch, const launch_buffers & in) override;
 
-    uint32_t  n_slots() const override { return 2; }
-    uint8_t * slot(uint32_t index, uint64_t n_bytes) override;
+    void      make_slots(uint64_t n_bytes) override;
+    uint32_t  n_host_slots() const override { return 3; }
+    uint32_t  n_device_slots() const override { return 2; }
+    uint8_t * host_slot(uint32_t index) override;
     uint64_t  slot_address(uint32_t index) const override;
-    void      submit(uint32_t index, uint64_t n_bytes) override;
+    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) override;
     void      retire(uint32_t) override {}
+    uint64_t  host_slot_bytes() const override { return 3 * slot_bytes_; }
+    uint64_t  device_slot_bytes() const override { return 2 * slot_bytes_; }
 
     // the allocation, upload, copy or launch with this number fails; 0: none
     void     fail_at(uint64_t number) { fail_at_ = number; }
@@ -39,18 +45,15 @@ class emulated_device : public device {
   private:
     void count(const char * what);
 
-    struct staging {
-        uint8_t * host    = nullptr;
-        uint8_t * device  = nullptr;
-        uint64_t  n_bytes = 0;
-    };
-    uint32_t                      order_;
-    uint64_t                      shared_bytes_;
-    uint64_t                      fail_at_       = 0;
-    uint64_t                      n_calls_       = 0;
-    uint64_t                      n_launches_[3] = {};
-    std::map<uint64_t, uint8_t *> memory_;
-    staging                       slots_[2];
+    uint32_t                          order_;
+    uint64_t                          shared_bytes_;
+    uint64_t                          fail_at_ = 0;
+    std::atomic<uint64_t>             n_calls_{ 0 };
+    uint64_t                          n_launches_[3] = {};
+    std::map<uint64_t, uint8_t *>     memory_;
+    uint64_t                          slot_bytes_ = 0;
+    std::vector<std::vector<uint8_t>> host_slots_;
+    std::vector<std::vector<uint8_t>> device_slots_;
 };
 
 } // namespace kernels

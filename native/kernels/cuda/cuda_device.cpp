@@ -3,6 +3,7 @@
 #include "decode.h"
 #include "status.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -13,7 +14,15 @@ using namespace cachegen;
 
 namespace {
 
-constexpr uint32_t n_ring_slots = 4;
+// what the slots may take together; there are two at least
+constexpr uint64_t max_host_bytes   = 120 << 20;
+constexpr uint64_t max_device_bytes = 56 << 20;
+constexpr uint32_t max_host_slots   = 16;
+constexpr uint32_t max_device_slots = 4;
+
+uint32_t n_slots_for(uint64_t max_bytes, uint64_t n_bytes, uint32_t max_slots) {
+    return static_cast<uint32_t>(std::min<uint64_t>(max_slots, std::max<uint64_t>(2, max_bytes / n_bytes)));
+}
 
 void check(cudaError_t error, const char * what) {
     if (error == cudaSuccess) {
@@ -45,74 +54,104 @@ class current_device {
 
 class staging_ring {
   public:
-    struct staged {
-        uint8_t *   host    = nullptr;
-        uint8_t *   device  = nullptr;
-        uint64_t    n_bytes = 0;
-        cudaEvent_t copied  = nullptr;
-        cudaEvent_t used    = nullptr;
-        bool        is_used = false; // `used` has been recorded
-    };
-
     explicit staging_ring(int index) : index_(index) {
         check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "a stream");
     }
 
     ~staging_ring() {
-        for (auto & slot : slots_) {
-            drop(slot);
-            if (slot.copied != nullptr) {
-                cudaEventDestroy(slot.copied);
-            }
-            if (slot.used != nullptr) {
-                cudaEventDestroy(slot.used);
-            }
-        }
+        drop();
         cudaStreamDestroy(copies_);
     }
 
     staging_ring(const staging_ring &)             = delete;
     staging_ring & operator=(const staging_ring &) = delete;
 
-    uint8_t * slot(uint32_t index, uint64_t n_bytes) {
-        staged & slot = slots_[index];
-        if (slot.is_used) {
-            check(cudaEventSynchronize(slot.used), "waiting for a staging slot");
+    void make(uint64_t n_bytes) {
+        check(cudaStreamSynchronize(copies_), "an upload");
+        if (n_bytes <= slot_bytes_) {
+            return;
         }
-        if (slot.n_bytes < n_bytes) {
-            drop(slot);
-            const uint64_t rounded = (n_bytes + (1 << 20) - 1) >> 20 << 20;
-            check(cudaHostAlloc(reinterpret_cast<void **>(&slot.host), rounded, cudaHostAllocDefault),
-                  "pinned memory for staging");
-            check(cudaMalloc(reinterpret_cast<void **>(&slot.device), rounded), "device memory for staging");
-            slot.n_bytes = rounded;
+        drop();
+        const uint64_t rounded = (n_bytes + (1 << 20) - 1) >> 20 << 20;
+        try {
+            for (uint32_t i = 0; i < n_slots_for(max_host_bytes, rounded, max_host_slots); i++) {
+                host_.emplace_back();
+                check(cudaHostAlloc(reinterpret_cast<void **>(&host_.back().bytes), rounded, cudaHostAllocDefault),
+                      "pinned memory for staging");
+                check(cudaEventCreateWithFlags(&host_.back().copied, cudaEventDisableTiming), "an event");
+            }
+            for (uint32_t i = 0; i < n_slots_for(max_device_bytes, rounded, max_device_slots); i++) {
+                device_.emplace_back();
+                check(cudaMalloc(reinterpret_cast<void **>(&device_.back().bytes), rounded),
+                      "device memory for staging");
+                check(cudaEventCreateWithFlags(&device_.back().used, cudaEventDisableTiming), "an event");
+            }
+        } catch (...) {
+            drop();
+            throw;
         }
-        if (slot.copied == nullptr) {
-            check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "an event");
-        }
-        if (slot.used == nullptr) {
-            check(cudaEventCreateWithFlags(&slot.used, cudaEventDisableTiming), "an event");
-        }
-        return slot.host;
+        slot_bytes_ = rounded;
+    }
+
+    uint8_t * host(uint32_t index) {
+        // an event that was never recorded is done
+        check(cudaEventSynchronize(host_[index].copied), "waiting for a staging slot");
+        return host_[index].bytes;
+    }
+
+    void submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, cudaStream_t work) {
+        auto & from = host_[host_slot];
+        auto & to   = device_[device_slot];
+        check(cudaStreamWaitEvent(copies_, to.used, 0), "an upload");
+        check(cudaMemcpyAsync(to.bytes, from.bytes, n_bytes, cudaMemcpyHostToDevice, copies_), "an upload");
+        check(cudaEventRecord(from.copied, copies_), "an upload");
+        check(cudaStreamWaitEvent(work, from.copied, 0), "an upload");
+    }
+
+    void retire(uint32_t device_slot, cudaStream_t work) {
+        check(cudaEventRecord(device_[device_slot].used, work), "an event");
     }
 
     int          index() const { return index_; }
     cudaStream_t copies() const { return copies_; }
-    staged &     at(uint32_t index) { return slots_[index]; }
+    uint64_t     address(uint32_t index) const { return reinterpret_cast<uint64_t>(device_[index].bytes); }
+    uint32_t     n_host() const { return static_cast<uint32_t>(host_.size()); }
+    uint32_t     n_device() const { return static_cast<uint32_t>(device_.size()); }
+    uint64_t     slot_bytes() const { return slot_bytes_; }
 
   private:
-    static void drop(staged & slot) {
-        cudaFreeHost(slot.host);
-        cudaFree(slot.device);
-        slot.host    = nullptr;
-        slot.device  = nullptr;
-        slot.n_bytes = 0;
-        slot.is_used = false;
+    struct host_memory {
+        uint8_t *   bytes  = nullptr;
+        cudaEvent_t copied = nullptr;
+    };
+    struct device_memory {
+        uint8_t *   bytes = nullptr;
+        cudaEvent_t used  = nullptr;
+    };
+
+    void drop() {
+        for (auto & slot : host_) {
+            cudaFreeHost(slot.bytes);
+            if (slot.copied != nullptr) {
+                cudaEventDestroy(slot.copied);
+            }
+        }
+        for (auto & slot : device_) {
+            cudaFree(slot.bytes);
+            if (slot.used != nullptr) {
+                cudaEventDestroy(slot.used);
+            }
+        }
+        host_.clear();
+        device_.clear();
+        slot_bytes_ = 0;
     }
 
-    int          index_;
-    cudaStream_t copies_ = nullptr;
-    staged       slots_[n_ring_slots];
+    int                        index_;
+    cudaStream_t               copies_     = nullptr;
+    uint64_t                   slot_bytes_ = 0;
+    std::vector<host_memory>   host_;
+    std::vector<device_memory> device_;
 };
 
 namespace {
@@ -208,32 +247,44 @@ void cuda_device::launch(const planned_launch & launch, const launch_buffers & i
     }
 }
 
-uint32_t cuda_device::n_slots() const {
-    return n_ring_slots;
+void cuda_device::make_slots(uint64_t n_bytes) {
+    const current_device current(index_);
+    ring_->make(n_bytes);
 }
 
-uint8_t * cuda_device::slot(uint32_t index, uint64_t n_bytes) {
+uint32_t cuda_device::n_host_slots() const {
+    return ring_->n_host();
+}
+
+uint32_t cuda_device::n_device_slots() const {
+    return ring_->n_device();
+}
+
+uint64_t cuda_device::host_slot_bytes() const {
+    return ring_->n_host() * ring_->slot_bytes();
+}
+
+uint64_t cuda_device::device_slot_bytes() const {
+    return ring_->n_device() * ring_->slot_bytes();
+}
+
+uint8_t * cuda_device::host_slot(uint32_t index) {
     const current_device current(index_);
-    return ring_->slot(index, n_bytes);
+    return ring_->host(index);
 }
 
 uint64_t cuda_device::slot_address(uint32_t index) const {
-    return reinterpret_cast<uint64_t>(ring_->at(index).device);
+    return ring_->address(index);
 }
 
-void cuda_device::submit(uint32_t index, uint64_t n_bytes) {
+void cuda_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) {
     const current_device current(index_);
-    auto &               slot = ring_->at(index);
-    check(cudaMemcpyAsync(slot.device, slot.host, n_bytes, cudaMemcpyHostToDevice, ring_->copies()), "an upload");
-    check(cudaEventRecord(slot.copied, ring_->copies()), "an upload");
-    check(cudaStreamWaitEvent(stream_, slot.copied, 0), "an upload");
+    ring_->submit(host_slot, device_slot, n_bytes, stream_);
 }
 
-void cuda_device::retire(uint32_t index) {
+void cuda_device::retire(uint32_t device_slot) {
     const current_device current(index_);
-    auto &               slot = ring_->at(index);
-    check(cudaEventRecord(slot.used, stream_), "an event");
-    slot.is_used = true;
+    ring_->retire(device_slot, stream_);
 }
 
 } // namespace kernels

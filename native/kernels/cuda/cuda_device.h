@@ -31,11 +31,15 @@ class cuda_device : public device {
     // of a workgroup that decodes, 32 to 512
     void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
 
-    uint32_t  n_slots() const override;
-    uint8_t * slot(uint32_t index, uint64_t n_bytes) override;
+    void      make_slots(uint64_t n_bytes) override;
+    uint32_t  n_host_slots() const override;
+    uint32_t  n_device_slots() const override;
+    uint8_t * host_slot(uint32_t index) override;
     uint64_t  slot_address(uint32_t index) const override;
-    void      submit(uint32_t index, uint64_t n_bytes) override;
-    void      retire(uint32_t index) override;
+    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) override;
+    void      retire(uint32_t device_slot) override;
+    uint64_t  host_slot_bytes() const override;
+    uint64_t  device_slot_bytes() const override;
 
   private:
     int            index_;
