@@ -48,6 +48,10 @@ set(GGML_CACHEGEN_PATCH_DIGEST "${patch_digest}" CACHE STRING "" FORCE)
 set(GGML_CACHEGEN_LLAMA_COMMIT "${llama_commit}" CACHE STRING "" FORCE)
 
 set(llama_targets llama ggml ggml-base ggml-cpu)
+if (LLAMA_CACHEGEN_CUDA)
+    set(GGML_CUDA ON CACHE BOOL "" FORCE)
+    list(APPEND llama_targets ggml-cuda)
+endif()
 
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 if (APPLE)

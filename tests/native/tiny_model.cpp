@@ -77,11 +77,11 @@ std::string g_log;
 
 } // namespace
 
-llama_model_ptr make_model(gguf_context * metadata, uint64_t seed) {
+llama_model_ptr make_model(gguf_context * metadata, uint64_t seed, bool on_devices) {
     llama_model_params params = llama_model_default_params();
     ggml_backend_dev_t none   = nullptr;
-    params.devices            = &none;
-    params.n_gpu_layers       = 0;
+    params.devices            = on_devices ? nullptr : &none;
+    params.n_gpu_layers       = on_devices ? 999 : 0;
     params.progress_callback  = [](float, void *) { return true; }; // the default one prints dots
 
     llama_model_ptr model(llama_model_init_from_user(metadata, fill_tensor, &seed, params));

@@ -23,8 +23,8 @@ struct tiny_llama {
 // Never NULL: throws std::runtime_error.
 llama_model_ptr make_tiny_llama(const tiny_llama & shape = {});
 
-// The same for any architecture's metadata.
-llama_model_ptr make_model(gguf_context * metadata, uint64_t seed = 1);
+// The same for any architecture's metadata. on_devices: all layers on the devices there are, else on the processor.
+llama_model_ptr make_model(gguf_context * metadata, uint64_t seed = 1, bool on_devices = false);
 
 // Keep llama.cpp's warnings and errors for take_log(), and all of its messages off the terminal.
 void capture_log();
