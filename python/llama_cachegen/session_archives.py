@@ -140,7 +140,8 @@ def _restore(
     n_tokens = file.n_tokens
     if prompt is not None:
         n_tokens = _common_tokens(file, prompt)
-    with contextlib.suppress(CodecError), Archive(file.archive) as archive:  # the import says what is wrong with it
+    # The import says what is wrong with the archive. A payload that is not in memory yet is read where it is decoded.
+    with contextlib.suppress(CodecError), Archive(file.archive, metadata_only=True) as archive:
         file.check_archive(archive)
     components = component_capabilities(session.engine._native_ctx)
     compare_ms = ms_since(t_start)

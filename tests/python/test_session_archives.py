@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import xxhash
 from codec_cases import load, random_planes
+from conftest import write_tiny_model
 from llama_cachegen import Engine, MissReason, Outcome, Page, Session, _binding, codec, errors
 from llama_cachegen.archive_file import ArchiveFile, write_archive_file
 from llama_cachegen.codec import Archive, decode_page, page_planes
@@ -104,6 +105,47 @@ def values(page: Page) -> NDArray[np.float32]:
 
 def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)))
+
+
+# what a restore reads
+
+
+class MappedBytes:
+    """A `cancel` that looks, before the first block, how much of a mapped file the process has touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_bytes: int | None = None
+
+    def is_set(self) -> bool:
+        if self.n_bytes is None:
+            self.n_bytes = 0
+            is_of_file = False
+            for line in Path("/proc/self/smaps").read_text().splitlines():
+                if "-" in line.split()[0]:
+                    is_of_file = line.endswith(str(self.path))
+                elif is_of_file and line.startswith("Rss:"):
+                    self.n_bytes += int(line.split()[1]) * 1024
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what a process has touched")
+@pytest.mark.parametrize("name", ["exact", "balanced"])
+def test_no_payload_is_touched_before_the_first_block_is_decoded(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "long.archive"
+    n_tokens = 2000
+    # many large units: a page fault maps up to 64 KiB around it
+    with make_engine(write_tiny_model(tmp_path / "wide.gguf", head_size=512, n_layer=4), n_ctx=2048) as engine:
+        with engine.session() as session:
+            session.prefill([i % 64 for i in range(n_tokens)])
+            session.save(path, name)
+        with ArchiveFile(path) as file, Archive(file.archive, metadata_only=True) as archive:
+            metadata_bytes, payload_bytes = archive.info.metadata_bytes, archive.info.archive_bytes
+        touched = MappedBytes(path)
+        with engine.session() as session:
+            assert session.restore(path, cancel=touched).restored  # type: ignore[arg-type]
+        assert touched.n_bytes is not None and touched.n_bytes >= metadata_bytes
+        assert touched.n_bytes <= metadata_bytes + 256 * 1024 < payload_bytes / 2
 
 
 # what a restore gives
