@@ -100,34 +100,34 @@ row_range rows_of(const source_plane & plane, uint64_t first_token, uint32_t n_t
 }
 
 struct page_encoder {
-    std::vector<source_plane>                       planes;
-    cachegen_lcg3_options                           options;
-    const cachegen_executor *                       executor;
-    uint32_t                                        n_tokens;
-    uint32_t                                        n_blocks;
-    std::vector<std::unique_ptr<symbol_dictionary>> dictionaries;
+    metered_vector<source_plane>                       planes;
+    cachegen_lcg3_options                              options;
+    const cachegen_executor *                          executor;
+    uint32_t                                           n_tokens;
+    uint32_t                                           n_blocks;
+    metered_vector<std::unique_ptr<symbol_dictionary>> dictionaries;
 
     struct set {
         bool                         is_exact;
         uint8_t                      type; // exact: of the planes
         uint32_t                     n_symbols;
         const symbol_dictionary *    dictionary;
-        std::vector<uint32_t>        planes;
-        std::vector<uint64_t>        first_channel; // of each plane, in model_of_channel
+        metered_vector<uint32_t>     planes;
+        metered_vector<uint64_t>     first_channel; // of each plane, in model_of_channel
         model_choice                 choice;
         uint8_t                      class_of[max_symbols];
         uint32_t                     n_classes;
-        std::vector<uint16_t>        frequencies;
+        metered_vector<uint16_t>     frequencies;
         std::unique_ptr<set_encoder> encoder;
     };
-    std::vector<set> sets;
+    metered_vector<set> sets;
 
     // stretches of tokens the models are made from
-    std::vector<std::pair<uint64_t, uint32_t>> sample() const {
+    metered_vector<std::pair<uint64_t, uint32_t>> sample() const {
         const uint32_t n_coded  = n_tokens - options.n_exact_tokens;
         const uint32_t wanted   = options.n_sample_tokens == 0 ? n_coded : std::min(n_coded, options.n_sample_tokens);
         const uint32_t n_chunks = (wanted + chunk_tokens - 1) / chunk_tokens;
-        std::vector<std::pair<uint64_t, uint32_t>> chunks;
+        metered_vector<std::pair<uint64_t, uint32_t>> chunks;
         for (uint64_t i = 0; i < n_chunks; i++) {
             const uint64_t begin = wanted == n_coded ? i * chunk_tokens : i * n_coded / n_chunks;
             chunks.emplace_back(options.n_exact_tokens + begin,
@@ -136,14 +136,14 @@ struct page_encoder {
         return chunks;
     }
 
-    void                 check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
-    void                 make_dictionaries();
-    void                 assign_sets();
-    void                 train(set & one);
-    std::vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
-    std::vector<uint8_t> make_metadata(const std::vector<uint32_t> & unit_sizes,
-                                       const std::vector<uint64_t> & digests) const;
-    uint64_t             write(archive_sink & sink) const;
+    void check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void make_dictionaries();
+    void assign_sets();
+    void train(set & one);
+    metered_vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
+    metered_vector<uint8_t> make_metadata(const metered_vector<uint32_t> & unit_sizes,
+                                          const metered_vector<uint64_t> & digests) const;
+    uint64_t                write(archive_sink & sink) const;
 };
 
 void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes) {
@@ -231,7 +231,7 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
 void page_encoder::make_dictionaries() {
     for (const uint8_t type :
          { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_Q4_0, CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_BF16 }) {
-        std::vector<uint32_t> members;
+        metered_vector<uint32_t> members;
         for (uint32_t p = 0; p < planes.size(); p++) {
             if (planes[p].record.mode == CACHEGEN_LCG3_EXACT && planes[p].record.type == type) {
                 members.push_back(p);
@@ -303,9 +303,9 @@ void page_encoder::train(set & one) {
     const uint32_t n_symbols  = one.n_symbols;
     const auto     chunks     = sample();
 
-    channel_counts        counts(n_channels, n_symbols);
-    std::vector<uint64_t> totals(n_symbols);
-    std::mutex            mutex;
+    channel_counts           counts(n_channels, n_symbols);
+    metered_vector<uint64_t> totals(n_symbols);
+    std::mutex               mutex;
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
@@ -333,12 +333,12 @@ void page_encoder::train(set & one) {
     const auto     n_models = std::min<uint64_t>(options.n_models, std::max<uint64_t>(1, n_values / model_values));
     one.choice              = choose_models(counts, static_cast<uint32_t>(n_models), n_lloyd_iterations, executor);
 
-    const size_t          n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
-    std::vector<uint64_t> pairs(n_counts);
+    const size_t             n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
+    metered_vector<uint64_t> pairs(n_counts);
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
-        const source_plane &  plane = planes[one.planes[i]];
-        token_symbols         symbols;
-        std::vector<uint64_t> own(n_counts);
+        const source_plane &     plane = planes[one.planes[i]];
+        token_symbols            symbols;
+        metered_vector<uint64_t> own(n_counts);
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
             if (n == 0) {
@@ -359,7 +359,7 @@ void page_encoder::train(set & one) {
     // a class that a model's channels never reached gets the model's overall distribution
     one.frequencies.resize(n_counts);
     for (uint32_t m = 0; m < one.choice.n_models; m++) {
-        std::vector<uint64_t> overall(n_symbols);
+        metered_vector<uint64_t> overall(n_symbols);
         for (uint32_t k = 0; k < one.n_classes * n_symbols; k++) {
             overall[k % n_symbols] += pairs[size_t{ m } * one.n_classes * n_symbols + k];
         }
@@ -374,14 +374,14 @@ void page_encoder::train(set & one) {
                                                 one.class_of, one.class_of[n_symbols / 2]);
 }
 
-std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
+metered_vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
     const source_plane & plane       = planes[plane_index];
     const uint64_t       first_token = options.n_exact_tokens + uint64_t{ block } * options.block_tokens;
     const auto [first_row, n_rows]   = rows_of(
         plane, first_token, static_cast<uint32_t>(std::min<uint64_t>(options.block_tokens, n_tokens - first_token)));
     const uint32_t n_channels = plane.record.n_channels;
 
-    std::vector<uint8_t> unit;
+    metered_vector<uint8_t> unit;
     if (n_rows == 0) {
         return unit; // the plane begins later
     }
@@ -423,11 +423,11 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     const set &  one = sets[plane.record.set];
     const size_t in_set =
         static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), plane_index) - one.planes.begin());
-    const uint8_t *             models   = &one.choice.model_of_channel[one.first_channel[in_set]];
+    const uint8_t *         models   = &one.choice.model_of_channel[one.first_channel[in_set]];
     // a vector more than can be written: the encoder stores before it knows what it keeps
-    const size_t                n_buffer = size_t{ n_rows } * n_lanes + 8;
-    std::unique_ptr<uint16_t[]> buffer(new uint16_t[n_buffer * groups_a_step]);
-    std::vector<uint8_t>        words;
+    const size_t            n_buffer = size_t{ n_rows } * n_lanes + 8;
+    metered_array<uint16_t> buffer(n_buffer * groups_a_step);
+    metered_vector<uint8_t> words;
     for (uint32_t first = 0; first < n_groups; first += groups_a_step) {
         group_words    groups[groups_a_step];
         const uint32_t n = std::min(groups_a_step, n_groups - first);
@@ -466,16 +466,16 @@ class byte_writer {
     }
     template <typename T> void put(const T & value) { append(&value, sizeof(value)); }
     void align(size_t alignment) { out_.resize((out_.size() + alignment - 1) / alignment * alignment); }
-    std::vector<uint8_t> & bytes() { return out_; }
+    metered_vector<uint8_t> & bytes() { return out_; }
 
   private:
-    std::vector<uint8_t> out_;
+    metered_vector<uint8_t> out_;
 };
 
 // Everything before the payload, complete but for archive_bytes and the metadata's own digest; its size does not depend
 // on the numbers given.
-std::vector<uint8_t> page_encoder::make_metadata(const std::vector<uint32_t> & unit_sizes,
-                                                 const std::vector<uint64_t> & digests) const {
+metered_vector<uint8_t> page_encoder::make_metadata(const metered_vector<uint32_t> & unit_sizes,
+                                                    const metered_vector<uint64_t> & digests) const {
     byte_writer out;
     header      head{};
     head.magic          = magic;
@@ -530,11 +530,11 @@ std::vector<uint8_t> page_encoder::make_metadata(const std::vector<uint32_t> & u
 // Writes the payload, then the metadata. Returns the archive's size.
 uint64_t page_encoder::write(archive_sink & sink) const {
     const auto align_to = [](uint64_t n, uint64_t alignment) { return (n + alignment - 1) / alignment * alignment; };
-    std::vector<uint32_t> unit_sizes(uint64_t{ n_blocks } * planes.size());
-    std::vector<uint64_t> digests(uint64_t{ n_blocks } + 1);
-    const uint64_t        metadata_bytes = make_metadata(unit_sizes, digests).size();
-    const uint64_t        exact_begin    = align_to(metadata_bytes, payload_alignment);
-    uint64_t              offset         = exact_begin;
+    metered_vector<uint32_t> unit_sizes(uint64_t{ n_blocks } * planes.size());
+    metered_vector<uint64_t> digests(uint64_t{ n_blocks } + 1);
+    const uint64_t           metadata_bytes = make_metadata(unit_sizes, digests).size();
+    const uint64_t           exact_begin    = align_to(metadata_bytes, payload_alignment);
+    uint64_t                 offset         = exact_begin;
 
     constexpr uint32_t rows_a_write = 256;
     stream_digest      exact_digest;
@@ -542,8 +542,8 @@ uint64_t page_encoder::write(archive_sink & sink) const {
         const uint64_t  row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
         const row_range rows      = rows_of(plane, 0, options.n_exact_tokens);
         for (uint32_t t = 0; t < rows.n; t += rows_a_write) {
-            const uint32_t       n = std::min(rows_a_write, rows.n - t);
-            std::vector<uint8_t> bytes(n * row_bytes);
+            const uint32_t          n = std::min(rows_a_write, rows.n - t);
+            metered_vector<uint8_t> bytes(n * row_bytes);
             fetch_native(*plane.rows, rows.first + t, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
             exact_digest.update(bytes.data(), bytes.size());
             sink.write(offset, bytes.data(), bytes.size());
@@ -551,7 +551,7 @@ uint64_t page_encoder::write(archive_sink & sink) const {
         }
     }
     digests[0] = exact_digest.value();
-    const std::vector<uint8_t> padding(align_to(offset, payload_alignment) - offset);
+    const metered_vector<uint8_t> padding(align_to(offset, payload_alignment) - offset);
     sink.write(offset, padding.data(), padding.size());
     offset += padding.size();
 
@@ -565,7 +565,7 @@ uint64_t page_encoder::write(archive_sink & sink) const {
                 n_values += uint64_t{ options.block_tokens } * planes[first + n_wave].record.n_channels;
                 n_wave++;
             }
-            std::vector<std::vector<uint8_t>> units(n_wave);
+            metered_vector<metered_vector<uint8_t>> units(n_wave);
             run_tasks(executor, n_wave,
                       [&](uint64_t i) { units[i] = encode_unit(static_cast<uint32_t>(first + i), block); });
             for (size_t i = 0; i < n_wave; i++) {
@@ -579,10 +579,10 @@ uint64_t page_encoder::write(archive_sink & sink) const {
         digests[uint64_t{ block } + 1] = digest.value();
     }
 
-    std::vector<uint8_t> metadata = make_metadata(unit_sizes, digests);
-    auto                 head     = get_le<header>(metadata.data());
-    head.archive_bytes            = offset;
-    head.metadata_bytes           = metadata_bytes;
+    metered_vector<uint8_t> metadata = make_metadata(unit_sizes, digests);
+    auto                    head     = get_le<header>(metadata.data());
+    head.archive_bytes               = offset;
+    head.metadata_bytes              = metadata_bytes;
     put_le(metadata.data(), head);
     put_le<uint64_t>(&metadata[metadata_bytes - sizeof(uint64_t)],
                      digest_of(metadata.data(), metadata_bytes - sizeof(uint64_t)));

@@ -2,6 +2,7 @@
 #include "llama-cachegen.h"
 
 #include "cachegen.h"
+#include "meter.h"
 #include "page-cache.h"
 #include "page-copy.h"
 #include "page-status.h"
@@ -172,6 +173,15 @@ uint32_t n_cell_runs(const std::vector<part_cells> & cells) {
     return uint32_t(result);
 }
 
+// of lists that grow with the tokens or the layers
+uint64_t list_bytes(const std::vector<live_component> & components, const std::vector<part_cells> & cells) {
+    uint64_t result = components.size() * (sizeof(live_component) + sizeof(cachegen_lcg3_plane));
+    for (const auto & part : cells) {
+        result += part.cells.size() * sizeof(part.cells[0]);
+    }
+    return result;
+}
+
 void check_range(const std::vector<page_part> & parts, int32_t p0, int64_t n_tokens) {
     if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRId64 " positions from %" PRId32 " on are not a range", n_tokens,
@@ -190,11 +200,13 @@ void check_range(const std::vector<page_part> & parts, int32_t p0, int64_t n_tok
 //
 
 struct archive_reader {
+    cachegen::memory_meter           meter; // of the reader
     cachegen_lcg3 *                  reader = nullptr;
     cachegen_lcg3_info               info   = {};
     std::vector<cachegen_lcg3_plane> planes;
 
     archive_reader(const void * metadata, uint64_t n_bytes, uint64_t archive_bytes) {
+        const cachegen::metering of_reader(&meter);
         check_codec(cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &reader));
         info.struct_size = sizeof(info);
         try {
@@ -519,6 +531,11 @@ void fill_stats(llama_cachegen_import & import, double commit_ms, llama_cachegen
     stats->reserve_ms    = import.reserve_ms;
     stats->code_ms       = import.code_ms;
     stats->commit_ms     = commit_ms;
+
+    stats->peak_transient_bytes = plan.archive.meter.peak() + list_bytes(plan.components, import.cells);
+    for (const auto & d : import.decoders) {
+        stats->peak_transient_bytes += d.procs->decoder_peak_bytes(d.decoder);
+    }
 }
 
 void check_archive_arguments(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
@@ -763,10 +780,11 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
 
         write_adapter adapter    = { write, user_data, opts, 0 };
         const int64_t t_start_us = ggml_time_us();
+        uint64_t      peak_bytes = 0;
         const auto *  procs      = components[0].backend.procs;
         const int32_t status =
             procs->encode(components[0].backend.backend, GGML_KV_CODEC_FORMAT_LCG3, planes.data(), &lcg3, rows.data(),
-                          rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes);
+                          rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes, &peak_bytes);
         if (status != CACHEGEN_OK) {
             fail_codec(status, procs->last_message());
         }
@@ -782,6 +800,8 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             stats->native_bytes  = native_bytes(components, cells);
             stats->drain_ms      = drain_ms;
             stats->code_ms       = ms_since(t_start_us);
+
+            stats->peak_transient_bytes = peak_bytes + list_bytes(components, cells);
         }
     });
 }

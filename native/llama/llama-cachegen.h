@@ -62,6 +62,11 @@ struct llama_cachegen_stats {
     double   reserve_ms;    /* OUT import: validating the metadata, comparing layouts, finding cells */
     double   code_ms;       /* OUT decoding or encoding; export: the sink's time is in it */
     double   commit_ms;     /* OUT import: making the cells part of the sequence */
+    /* OUT what the call held at most besides the cache and the caller's archive: the archive's tables and entropy
+       decoders or encoders, the scratch of all threads, units that are not written yet, lists of cells. Counted where
+       it is allocated, in bytes asked for; without objects of a few hundred bytes, threads, and what an import puts
+       aside of the cells of a window or a state. Several backends: the sum of their own peaks. */
+    uint64_t peak_transient_bytes;
 };
 
 /* An import in progress. Decode and state restores of its context are refused until it is closed. */

@@ -386,6 +386,7 @@ class Session:
             copy_ms=stats.copy_ms,
             commit_ms=stats.commit_ms,
             total_ms=ms_since(t_start),
+            component_backends=(_BACKEND,) * len(page.components),
         )
 
     def save(
@@ -431,6 +432,8 @@ class Session:
             write_ms=written.write_ms,
             fsync_ms=written.fsync_ms,
             total_ms=ms_since(t_start),
+            component_backends=(_BACKEND,) * len(page.components),
+            transient_bytes=page.payload_bytes + stats.transient_bytes,
         )
 
     def restore(

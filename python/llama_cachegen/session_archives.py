@@ -104,6 +104,8 @@ def save_archive(
         profile=one.name,
         is_exact=one.is_exact,
         backend=_backends(components),
+        component_backends=tuple(one.backend for one in components),
+        transient_bytes=stats.peak_transient_bytes,
     )
 
 
@@ -180,7 +182,7 @@ def _restore(
         component_types=component_types(components),
         n_cell_runs=stats.n_cell_runs,
         n_threads=stats.n_threads,
-        transient_bytes=0,
+        transient_bytes=stats.peak_transient_bytes,
         open_ms=0.0,
         reserve_ms=compare_ms + stats.drain_ms + stats.reserve_ms,
         copy_ms=stats.code_ms,
@@ -188,6 +190,7 @@ def _restore(
         total_ms=ms_since(t_start),
         profile=_profile_name(file),
         is_exact=file.is_exact,
+        component_backends=tuple(one.backend for one in components),
     )
 
 

@@ -892,6 +892,9 @@ def test_receipts(engine: Engine, tmp_path: Path, name: str) -> None:
     for receipt in (saved, restored):
         assert (receipt.archive, receipt.profile, receipt.is_exact) == ("lcg3/1", name, name == "exact")
         assert receipt.backend == "CPU" and receipt.component_types == {"K": "f16", "V": "f16"}
+        assert receipt.component_backends == ("CPU",) * 4
+        # tables and scratch of a tiny archive: more than nothing, less than a wild count
+        assert 4096 < receipt.transient_bytes < 1 << 20
         assert receipt.n_tokens == len(PROMPT) and receipt.n_cell_runs == 1
         plain = receipt.as_dict()
         assert plain["profile"] == name and all(not isinstance(value, bytes) for value in plain.values())
