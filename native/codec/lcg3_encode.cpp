@@ -99,10 +99,33 @@ row_range rows_of(const source_plane & plane, uint64_t first_token, uint32_t n_t
     return { begin - plane.record.first_token, static_cast<uint32_t>(end - std::min(begin, end)) };
 }
 
+// Rows as a row_reader delivers them, n_tokens of them.
+cachegen_rows as_read(const cachegen_rows & source, uint64_t n_tokens, void * data) {
+    cachegen_rows rows{};
+    rows.type          = source.type;
+    rows.is_transposed = source.is_transposed;
+    rows.n_tokens      = n_tokens;
+    rows.n_rows        = n_tokens;
+    rows.n_channels    = source.n_channels;
+    rows.n_bytes       = mul_or_fail(n_tokens, native_bytes(source.type, source.n_channels), "rows that are read");
+    rows.stride_bytes  = rows.n_bytes / (source.is_transposed ? source.n_channels : n_tokens);
+    rows.data          = data;
+    return rows;
+}
+
+// Rows of a plane in memory: where the source has them, or read for the purpose.
+struct rows_here {
+    source_plane            plane;
+    uint64_t                first; // of the rows, in the plane's source
+    cachegen_rows           read;
+    metered_vector<uint8_t> bytes;
+};
+
 struct page_encoder {
     metered_vector<source_plane>                       planes;
     cachegen_lcg3_options                              options;
     const cachegen_executor *                          executor;
+    const cachegen_row_reader *                        reader; // or NULL
     uint32_t                                           n_tokens;
     uint32_t                                           n_blocks;
     metered_vector<std::unique_ptr<symbol_dictionary>> dictionaries;
@@ -137,6 +160,7 @@ struct page_encoder {
     }
 
     void check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
     void make_dictionaries();
     void assign_sets();
     void train(set & one);
@@ -145,6 +169,21 @@ struct page_encoder {
                                           const metered_vector<uint64_t> & digests) const;
     uint64_t                write(archive_sink & sink) const;
 };
+
+void page_encoder::fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const {
+    out.plane = planes[p];
+    out.first = first_row;
+    if (out.plane.rows->data != nullptr || n == 0) {
+        return;
+    }
+    out.bytes.resize(n * native_bytes(out.plane.record.type, out.plane.record.n_channels));
+    if (reader->read(reader->state, p, first_row, n, out.bytes.data()) != 0) {
+        fail(CACHEGEN_ERR_CALLBACK, "plane %u: the reader gave up at token %llu", p, (ull) first_row);
+    }
+    out.read       = as_read(*out.plane.rows, n, out.bytes.data());
+    out.plane.rows = &out.read;
+    out.first      = 0;
+}
 
 void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes) {
     if (options.struct_size != sizeof(options)) {
@@ -183,7 +222,9 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
             fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_plane of %u bytes, this library's has %zu", plane.struct_size,
                  sizeof(plane));
         }
-        validate_rows(sources[p], "a source");
+        char       any_address = 0;
+        const bool is_read     = reader != nullptr && sources[p].data == nullptr && sources[p].n_tokens > 0;
+        validate_rows(is_read ? as_read(sources[p], sources[p].n_tokens, &any_address) : sources[p], "a source");
         if (plane.first_token >= tokens || sources[p].n_tokens != tokens - plane.first_token ||
             sources[p].type != plane.type || sources[p].n_channels != plane.n_channels) {
             fail(CACHEGEN_ERR_MISMATCH,
@@ -246,7 +287,12 @@ void page_encoder::make_dictionaries() {
             uint64_t        own[512] = {};
             const row_range rows =
                 rows_of(planes[members[i]], options.n_exact_tokens, n_tokens - options.n_exact_tokens);
-            count_upper_bits(planes[members[i]], rows.first, rows.n, own);
+            rows_here here;
+            for (uint32_t t = 0; t < rows.n; t += options.block_tokens) {
+                const uint32_t n = std::min(options.block_tokens, rows.n - t);
+                fetch(members[i], rows.first + t, n, here);
+                count_upper_bits(here.plane, here.first, n, own);
+            }
             const std::lock_guard<std::mutex> lock(mutex);
             for (uint32_t v = 0; v < 512; v++) {
                 counts[v] += own[v];
@@ -309,12 +355,14 @@ void page_encoder::train(set & one) {
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
+        rows_here            here;
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
             if (n == 0) {
                 continue;
             }
-            make_symbols(plane, first_row, n, false, symbols);
+            fetch(one.planes[i], first_row, n, here);
+            make_symbols(here.plane, here.first, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_symbols(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                               one.first_channel[i] + c, counts);
@@ -338,13 +386,15 @@ void page_encoder::train(set & one) {
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane &     plane = planes[one.planes[i]];
         token_symbols            symbols;
+        rows_here                here;
         metered_vector<uint64_t> own(n_counts);
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
             if (n == 0) {
                 continue;
             }
-            make_symbols(plane, first_row, n, false, symbols);
+            fetch(one.planes[i], first_row, n, here);
+            make_symbols(here.plane, here.first, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_pairs(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                             &one.choice.model_of_channel[one.first_channel[i] + c], one.class_of, one.n_classes,
@@ -385,15 +435,17 @@ metered_vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t
     if (n_rows == 0) {
         return unit; // the plane begins later
     }
+    rows_here here;
+    fetch(plane_index, first_row, n_rows, here);
     if (plane.record.mode == CACHEGEN_LCG3_RAW) {
         const uint64_t row_bytes = native_bytes(plane.record.type, n_channels);
         unit.resize((n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment);
-        fetch_native(*plane.rows, first_row, n_rows, 0, n_channels, unit.data(), row_bytes);
+        fetch_native(*here.plane.rows, here.first, n_rows, 0, n_channels, unit.data(), row_bytes);
         return unit;
     }
 
     token_symbols symbols;
-    make_symbols(plane, first_row, n_rows, true, symbols);
+    make_symbols(here.plane, here.first, n_rows, true, symbols);
 
     unit_record record{};
     if (!symbols.scales.empty()) {
@@ -538,13 +590,16 @@ uint64_t page_encoder::write(archive_sink & sink) const {
 
     constexpr uint32_t rows_a_write = 256;
     stream_digest      exact_digest;
-    for (const auto & plane : planes) {
+    for (uint32_t p = 0; p < planes.size(); p++) {
+        const auto &    plane     = planes[p];
         const uint64_t  row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
         const row_range rows      = rows_of(plane, 0, options.n_exact_tokens);
         for (uint32_t t = 0; t < rows.n; t += rows_a_write) {
             const uint32_t          n = std::min(rows_a_write, rows.n - t);
             metered_vector<uint8_t> bytes(n * row_bytes);
-            fetch_native(*plane.rows, rows.first + t, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
+            rows_here               here;
+            fetch(p, rows.first + t, n, here);
+            fetch_native(*here.plane.rows, here.first, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
             exact_digest.update(bytes.data(), bytes.size());
             sink.write(offset, bytes.data(), bytes.size());
             offset += bytes.size();
@@ -601,14 +656,15 @@ namespace {
 
 // What both entry points check and prepare.
 uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sources, uint64_t n_planes,
-                   const cachegen_lcg3_options * options, const cachegen_executor * executor,
-                   lcg3::archive_sink & sink) {
+                   const cachegen_row_reader * reader, const cachegen_lcg3_options * options,
+                   const cachegen_executor * executor, lcg3::archive_sink & sink) {
     if (planes == nullptr || sources == nullptr || options == nullptr) {
         fail(CACHEGEN_ERR_ARGUMENT, "planes, sources or options is NULL");
     }
     lcg3::page_encoder encoder{};
     encoder.options  = *options;
     encoder.executor = executor;
+    encoder.reader   = reader;
     encoder.check(planes, sources, n_planes);
     encoder.make_dictionaries();
     encoder.assign_sets();
@@ -630,9 +686,25 @@ int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const st
         *archive = nullptr;
         *n_bytes = 0;
         lcg3::memory_sink sink;
-        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, options, executor, sink);
+        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, sink);
         *archive                        = sink.release(archive_bytes);
         *n_bytes                        = archive_bytes;
+    });
+}
+
+int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
+                                  uint64_t n_planes, const struct cachegen_row_reader * reader,
+                                  const struct cachegen_lcg3_options * options,
+                                  const struct cachegen_executor * executor, const struct cachegen_sink * sink,
+                                  uint64_t * n_bytes) {
+    return guard([&] {
+        if (sink == nullptr || sink->write == nullptr || n_bytes == nullptr || reader == nullptr ||
+            reader->read == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "sink, reader, a function of them or n_bytes is NULL");
+        }
+        *n_bytes = 0;
+        lcg3::callback_sink to_caller(*sink);
+        *n_bytes = encode_to(planes, sources, n_planes, reader, options, executor, to_caller);
     });
 }
 
@@ -646,6 +718,6 @@ int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const
         }
         *n_bytes = 0;
         lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, options, executor, to_caller);
+        *n_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, to_caller);
     });
 }

@@ -40,6 +40,7 @@ class SaveReceipt:
         component_backends: name of the backend that holds each component, in the order of the page.
         transient_bytes: native memory taken at most besides the cache: of an archive, what encodes it
             (`peak_transient_bytes` in llama-cachegen.h says what counts); of native bytes, the page is in it.
+        n_host_staged: components of an archive that went by way of host memory.
     """
 
     path: str | None
@@ -58,6 +59,7 @@ class SaveReceipt:
     backend: str = "CPU"
     component_backends: tuple[str, ...] = ()
     transient_bytes: int = 0
+    n_host_staged: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -84,6 +86,7 @@ class RestoreReceipt:
         component_backends: name of the backend that holds each component, in the order of the page.
         transient_bytes: native memory taken at most besides the page or archive and the cache; of an archive, what
             decodes it (`peak_transient_bytes` in llama-cachegen.h says what counts).
+        n_host_staged: components of an archive that went by way of host memory.
         open_ms: opening and checking the file.
         reserve_ms: comparing layouts, waiting for compute, finding cells.
         copy_ms: copying or decoding into the cache, digests included.
@@ -109,6 +112,7 @@ class RestoreReceipt:
     profile: str | None = None
     is_exact: bool = True
     component_backends: tuple[str, ...] = ()
+    n_host_staged: int = 0
 
     @property
     def restored(self) -> bool:

@@ -1504,7 +1504,7 @@ TEST(wrong_arguments) {
         }
         {
             auto options  = new_archive_options();
-            options.flags = 1;
+            options.flags = 2;
             check_imports(LLAMA_KV_PAGE_ERR_ARGUMENT, ctx, src, size, size, &options);
             options          = new_archive_options();
             options.reserved = 1;

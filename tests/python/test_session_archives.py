@@ -19,6 +19,7 @@ import xxhash
 from codec_cases import load, random_planes
 from conftest import write_tiny_model
 from llama_cachegen import Engine, MissReason, Outcome, Page, Session, _binding, codec, errors
+from llama_cachegen._archive_calls import import_options
 from llama_cachegen.archive_file import ArchiveFile, write_archive_file
 from llama_cachegen.codec import Archive, decode_page, page_planes
 from llama_cachegen.errors import ModelFetchError
@@ -909,6 +910,23 @@ def test_receipts(engine: Engine, tmp_path: Path, name: str) -> None:
     assert 0 < phases <= restored.total_ms and restored.open_ms > 0
 
 
+def test_host_staging_is_off_unless_asked_for_and_changes_nothing_where_it_is_not_needed(
+    engine: Engine, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "plain", tmp_path / "asked"]
+    with engine.session() as session, engine.session() as target:
+        session.prefill(PROMPT)
+        assert session.save(paths[0], "exact").n_host_staged == 0
+        assert session.save(paths[1], "exact", host_staged=True).n_host_staged == 0
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        receipt = target.restore(paths[0], PROMPT, host_staged=True)
+        assert receipt.restored and receipt.n_host_staged == 0 and receipt.as_dict()["n_host_staged"] == 0
+        assert cells(session) == cells(target)
+    for asked in (False, True):
+        with import_options(1, None, host_staged=asked) as (options, _handle):
+            assert options.flags == int(asked)
+
+
 @pytest.mark.parametrize("flash_attn", [True, False], ids=["rows", "transposed"])
 def test_capabilities(tiny_model: Path, flash_attn: bool) -> None:
     with make_engine(tiny_model, type_k="q8_0", flash_attn=flash_attn) as engine:
@@ -920,7 +938,7 @@ def test_capabilities(tiny_model: Path, flash_attn: bool) -> None:
         (c.layer, c.kind, c.type_name, c.transposed) for c in components
     ]
     assert [a.kind for a in archives] == [ComponentKind.K, ComponentKind.V] * 2
-    assert all(a.can_import and a.can_export and a.backend == "CPU" for a in archives)
+    assert all(a.can_import and a.can_export and a.can_stage and a.backend == "CPU" for a in archives)
 
 
 def test_a_type_without_a_codec(tiny_model: Path, saved: dict[str, Path], tmp_path: Path) -> None:
@@ -928,6 +946,7 @@ def test_a_type_without_a_codec(tiny_model: Path, saved: dict[str, Path], tmp_pa
     with make_engine(tiny_model, **options) as engine, engine.session() as session:
         archives = engine.capabilities().archives
         assert [a.can_export for a in archives] == [a.can_import for a in archives] == [False, True] * 2
+        assert [a.can_stage for a in archives] == [False, True] * 2
         session.prefill(PROMPT)
         for name in NAMES:
             with pytest.raises(errors.UnsupportedMemoryError, match="q5_0") as caught:
