@@ -2,9 +2,9 @@
 #pragma once
 
 #include "bytes.h"
+#include "meter.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace cachegen {
 
@@ -58,7 +58,7 @@ inline void unpack_run(const uint8_t * packed, uint64_t index, uint32_t n, uint3
 // Writes numbers one after another.
 class bit_writer {
   public:
-    explicit bit_writer(std::vector<uint8_t> & out) : out_(out) {}
+    explicit bit_writer(metered_vector<uint8_t> & out) : out_(out) {}
 
     // value has no bit above width, which is 0 to 32
     void put(uint32_t value, uint32_t width) {
@@ -86,9 +86,9 @@ class bit_writer {
         n_bits_ -= 32;
     }
 
-    std::vector<uint8_t> & out_;
-    uint64_t               bits_   = 0;
-    uint32_t               n_bits_ = 0;
+    metered_vector<uint8_t> & out_;
+    uint64_t                  bits_   = 0;
+    uint32_t                  n_bits_ = 0;
 };
 
 // the array must be zero before; value has no bit above width

@@ -273,6 +273,27 @@ CACHEGEN_API int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * 
                                              const struct cachegen_executor *     executor,
                                              const struct cachegen_sink * sink, uint64_t * n_bytes);
 
+/* Where an encoder reads rows that are not in memory, a stretch at a time. */
+struct cachegen_row_reader {
+    void * state; /* IN handed back to read; the caller's */
+    /* Read source tokens [first_token, first_token + n_tokens) of a plane, from any thread, several at a time.
+     * rows  OUT rows of the source's type one after another; transposed: n_channels times n_tokens elements
+     * 0 to go on, another number to stop: the call then fails with ERR_CALLBACK */
+    int32_t (*read)(void * state, uint64_t plane, uint64_t first_token, uint64_t n_tokens, void * rows);
+};
+
+/*
+ * The same with sources that are read as they are needed: the whole of an exact plane twice, in stretches of a block,
+ * of others a sample and then each block. sources  IN  of those with data NULL, type, is_transposed, n_channels and
+ * n_tokens count reader   IN  for them
+ */
+CACHEGEN_API int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes,
+                                               const struct cachegen_rows * sources, uint64_t n_planes,
+                                               const struct cachegen_row_reader *   reader,
+                                               const struct cachegen_lcg3_options * options,
+                                               const struct cachegen_executor *     executor,
+                                               const struct cachegen_sink * sink, uint64_t * n_bytes);
+
 /* bytes  IN  what an encoder of this library returned; NULL does nothing */
 CACHEGEN_API void cachegen_free(void * bytes);
 

@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include "meter.h"
 #include "status.h"
 
 #include <atomic>
@@ -15,6 +16,7 @@ namespace {
 
 struct run_state {
     const std::function<void(uint64_t)> * body;
+    memory_meter *                        meter = active_meter(); // of the calling thread
     std::atomic<bool>                     failed{ false };
     std::mutex                            mutex;
     std::exception_ptr                    first_failure;
@@ -25,6 +27,7 @@ void run_one(void * context, uint64_t index) {
     if (state.failed.load(std::memory_order_relaxed)) {
         return;
     }
+    const metering of_caller(state.meter);
     try {
         (*state.body)(index);
     } catch (...) {

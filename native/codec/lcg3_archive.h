@@ -2,20 +2,20 @@
 #pragma once
 
 #include "lcg3_format.h"
+#include "meter.h"
 #include "rans_decode.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace cachegen::lcg3 {
 
 // A set as it is stored, and its decoding tables.
 struct symbol_set {
-    set_record            record;
-    uint32_t              values[max_symbols]; // bit patterns: F32 levels of a lossy set, upper bits of an exact one
-    std::vector<uint16_t> frequencies;         // [n_models][n_classes][n_symbols]
-    std::vector<bucket>   buckets;             // [n_models + 1][n_classes][1 << log2_n_buckets]
-    set_tables            tables;
+    set_record               record;
+    uint32_t                 values[max_symbols]; // bit patterns: F32 levels of a lossy set, upper bits of an exact one
+    metered_vector<uint16_t> frequencies;         // [n_models][n_classes][n_symbols]
+    metered_vector<bucket>   buckets;             // [n_models + 1][n_classes][1 << log2_n_buckets]
+    set_tables               tables;
 };
 
 // Bytes [offset, offset + n_bytes) of an archive, wherever they lie.
@@ -29,16 +29,16 @@ struct payload {
 };
 
 struct archive {
-    header                       head;
-    uint32_t                     n_blocks;
-    uint64_t                     table_bytes;
-    std::vector<plane_record>    planes;
-    std::vector<symbol_set>      sets;
-    std::vector<const uint8_t *> models; // of each plane: n_channels model numbers, or NULL
-    std::vector<uint64_t> unit_offsets;  // [n_blocks][n_planes], from the archive's begin, and the end after the last
-    const uint8_t *       digests;       // u64 of the exact rows, then of each block
-    uint64_t              exact_offset;
-    uint64_t              exact_bytes;
+    header                          head;
+    uint32_t                        n_blocks;
+    uint64_t                        table_bytes;
+    metered_vector<plane_record>    planes;
+    metered_vector<symbol_set>      sets;
+    metered_vector<const uint8_t *> models; // of each plane: n_channels model numbers, or NULL
+    metered_vector<uint64_t> unit_offsets; // [n_blocks][n_planes], from the archive's begin, and the end after the last
+    const uint8_t *          digests;      // u64 of the exact rows, then of each block
+    uint64_t                 exact_offset;
+    uint64_t                 exact_bytes;
 
     uint64_t unit_begin(uint32_t block, uint32_t plane) const {
         return unit_offsets[uint64_t{ block } * head.n_planes + plane];
@@ -97,16 +97,16 @@ class stream_digest {
 
 // One lossy or exact unit, its parts checked against its size.
 struct unit_view {
-    uint32_t                     n_rows;
-    uint32_t                     n_groups;
-    uint32_t                     scale_base;
-    uint32_t                     scale_bits;
-    uint32_t                     n_scales_a_row;
-    const uint8_t *              packed_scales;
-    const uint8_t *              packed_raw; // exact: n_rows x n_channels numbers of raw_bits bits
-    const uint8_t *              states;     // u32 of each channel
-    const uint8_t *              words_end;
-    std::vector<const uint8_t *> group_words; // n_groups + 1
+    uint32_t                        n_rows;
+    uint32_t                        n_groups;
+    uint32_t                        scale_base;
+    uint32_t                        scale_bits;
+    uint32_t                        n_scales_a_row;
+    const uint8_t *                 packed_scales;
+    const uint8_t *                 packed_raw; // exact: n_rows x n_channels numbers of raw_bits bits
+    const uint8_t *                 states;     // u32 of each channel
+    const uint8_t *                 words_end;
+    metered_vector<const uint8_t *> group_words; // n_groups + 1
 };
 
 unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane);

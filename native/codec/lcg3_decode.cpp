@@ -94,7 +94,7 @@ void store_native(const unit_task & task, uint64_t archive_token, uint64_t n_tok
     native.stride_bytes = row_stride;
     native.n_bytes      = (end - begin) * row_stride;
     native.data         = const_cast<uint8_t *>(tile); // only read
-    std::vector<float> values(n_channels);
+    metered_vector<float> values(n_channels);
     for (uint64_t t = begin; t < end; t++) {
         load_tile(native, t - begin, 1, 0, n_channels, values.data(), n_channels);
         if (task.record().n_rot != task.destination->n_rot) {
@@ -161,10 +161,10 @@ class span_decoder {
              task_.plane, streams_.size() * n_lanes, first_group_ * n_lanes, what);
     }
 
-    const unit_task &         task_;
-    uint32_t                  first_group_;
-    std::vector<group_stream> streams_;
-    decode_symbols_function   next_symbols_;
+    const unit_task &            task_;
+    uint32_t                     first_group_;
+    metered_vector<group_stream> streams_;
+    decode_symbols_function      next_symbols_;
 };
 
 // the wanted ones of n_tokens tokens of one whole group, as F16 rows
@@ -190,8 +190,8 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
 
     float levels[max_symbols] = {};
     memcpy(levels, set.values, sizeof(float) * set.record.n_symbols);
-    std::vector<float> scales(unit.n_rows);
     check_scales(*task.source, unit, task.block, task.plane);
+    metered_vector<float> scales(unit.n_rows);
     for (uint32_t t = 0; t < unit.n_rows; t++) {
         const uint32_t bits = unit.scale_base + unpack_bits(unit.packed_scales, t, unit.scale_bits);
         scales[t] = scale_from_bits(bits, plane.scale_type);
@@ -202,15 +202,15 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
     const uint32_t groups_a_span = std::max(min_groups_a_span, rotation / n_lanes);
     const uint32_t span_channels = groups_a_span * n_lanes;
     const uint32_t tile_tokens   = std::max(1u, tile_values / span_channels);
-    std::unique_ptr<float[]>   values(new float[size_t{ tile_tokens } * span_channels]);
-    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
-    const auto                 to_values = dequantize();
+    metered_array<float>   values(size_t{ tile_tokens } * span_channels);
+    metered_array<uint8_t> symbols(size_t{ tile_tokens } * span_channels);
+    const auto             to_values = dequantize();
 
     // F16 rows of whole groups need no detour over F32
     const auto &         rows      = task.destination->rows;
     const bool           is_direct = task.is_rotation_equal() && rows.type == CACHEGEN_TYPE_F16 && !rows.is_transposed;
     const fp16_look_up & fp16      = fp16_rows();
-    std::vector<uint8_t> row_tables;
+    metered_vector<uint8_t> row_tables;
     if (is_direct) {
         row_tables.resize(unit.n_rows * row_table_bytes);
         fp16.make_tables(levels, set.record.n_symbols, scales.data(), unit.n_rows, row_tables.data());
@@ -317,9 +317,9 @@ void decode_exact(const unit_task & task, const unit_view & unit) {
     const uint32_t span_channels  = groups_a_span * n_lanes;
     const uint32_t tile_tokens    = std::max(1u, tile_values / span_channels);
     const uint64_t row_stride     = native_bytes(plane.type, span_channels);
-    const bit_joiner           joiner(task, unit, set);
-    std::unique_ptr<uint8_t[]> native(new uint8_t[tile_tokens * row_stride]);
-    std::unique_ptr<uint8_t[]> symbols(new uint8_t[size_t{ tile_tokens } * span_channels]);
+    const bit_joiner       joiner(task, unit, set);
+    metered_array<uint8_t> native(tile_tokens * row_stride);
+    metered_array<uint8_t> symbols(size_t{ tile_tokens } * span_channels);
 
     const uint64_t block_token = task.source->unit_first_token(task.block, task.plane);
     for (uint32_t first_group = 0; first_group < unit.n_groups; first_group += groups_a_span) {
@@ -407,7 +407,7 @@ struct decode_request {
     uint64_t                          first_token;
     uint64_t                          n_tokens;
     const cachegen_lcg3_destination * destinations;
-    std::vector<uint32_t>             wanted; // planes that get something
+    metered_vector<uint32_t>          wanted; // planes that get something
 
     uint64_t                      last_token() const { return first_token + n_tokens - 1; }
     bool                          has_exact_rows() const { return first_token < source->head.n_exact_tokens; }

@@ -99,35 +99,58 @@ row_range rows_of(const source_plane & plane, uint64_t first_token, uint32_t n_t
     return { begin - plane.record.first_token, static_cast<uint32_t>(end - std::min(begin, end)) };
 }
 
+// Rows as a row_reader delivers them, n_tokens of them.
+cachegen_rows as_read(const cachegen_rows & source, uint64_t n_tokens, void * data) {
+    cachegen_rows rows{};
+    rows.type          = source.type;
+    rows.is_transposed = source.is_transposed;
+    rows.n_tokens      = n_tokens;
+    rows.n_rows        = n_tokens;
+    rows.n_channels    = source.n_channels;
+    rows.n_bytes       = mul_or_fail(n_tokens, native_bytes(source.type, source.n_channels), "rows that are read");
+    rows.stride_bytes  = rows.n_bytes / (source.is_transposed ? source.n_channels : n_tokens);
+    rows.data          = data;
+    return rows;
+}
+
+// Rows of a plane in memory: where the source has them, or read for the purpose.
+struct rows_here {
+    source_plane            plane;
+    uint64_t                first; // of the rows, in the plane's source
+    cachegen_rows           read;
+    metered_vector<uint8_t> bytes;
+};
+
 struct page_encoder {
-    std::vector<source_plane>                       planes;
-    cachegen_lcg3_options                           options;
-    const cachegen_executor *                       executor;
-    uint32_t                                        n_tokens;
-    uint32_t                                        n_blocks;
-    std::vector<std::unique_ptr<symbol_dictionary>> dictionaries;
+    metered_vector<source_plane>                       planes;
+    cachegen_lcg3_options                              options;
+    const cachegen_executor *                          executor;
+    const cachegen_row_reader *                        reader; // or NULL
+    uint32_t                                           n_tokens;
+    uint32_t                                           n_blocks;
+    metered_vector<std::unique_ptr<symbol_dictionary>> dictionaries;
 
     struct set {
         bool                         is_exact;
         uint8_t                      type; // exact: of the planes
         uint32_t                     n_symbols;
         const symbol_dictionary *    dictionary;
-        std::vector<uint32_t>        planes;
-        std::vector<uint64_t>        first_channel; // of each plane, in model_of_channel
+        metered_vector<uint32_t>     planes;
+        metered_vector<uint64_t>     first_channel; // of each plane, in model_of_channel
         model_choice                 choice;
         uint8_t                      class_of[max_symbols];
         uint32_t                     n_classes;
-        std::vector<uint16_t>        frequencies;
+        metered_vector<uint16_t>     frequencies;
         std::unique_ptr<set_encoder> encoder;
     };
-    std::vector<set> sets;
+    metered_vector<set> sets;
 
     // stretches of tokens the models are made from
-    std::vector<std::pair<uint64_t, uint32_t>> sample() const {
+    metered_vector<std::pair<uint64_t, uint32_t>> sample() const {
         const uint32_t n_coded  = n_tokens - options.n_exact_tokens;
         const uint32_t wanted   = options.n_sample_tokens == 0 ? n_coded : std::min(n_coded, options.n_sample_tokens);
         const uint32_t n_chunks = (wanted + chunk_tokens - 1) / chunk_tokens;
-        std::vector<std::pair<uint64_t, uint32_t>> chunks;
+        metered_vector<std::pair<uint64_t, uint32_t>> chunks;
         for (uint64_t i = 0; i < n_chunks; i++) {
             const uint64_t begin = wanted == n_coded ? i * chunk_tokens : i * n_coded / n_chunks;
             chunks.emplace_back(options.n_exact_tokens + begin,
@@ -136,15 +159,31 @@ struct page_encoder {
         return chunks;
     }
 
-    void                 check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
-    void                 make_dictionaries();
-    void                 assign_sets();
-    void                 train(set & one);
-    std::vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
-    std::vector<uint8_t> make_metadata(const std::vector<uint32_t> & unit_sizes,
-                                       const std::vector<uint64_t> & digests) const;
-    uint64_t             write(archive_sink & sink) const;
+    void check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
+    void make_dictionaries();
+    void assign_sets();
+    void train(set & one);
+    metered_vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
+    metered_vector<uint8_t> make_metadata(const metered_vector<uint32_t> & unit_sizes,
+                                          const metered_vector<uint64_t> & digests) const;
+    uint64_t                write(archive_sink & sink) const;
 };
+
+void page_encoder::fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const {
+    out.plane = planes[p];
+    out.first = first_row;
+    if (out.plane.rows->data != nullptr || n == 0) {
+        return;
+    }
+    out.bytes.resize(n * native_bytes(out.plane.record.type, out.plane.record.n_channels));
+    if (reader->read(reader->state, p, first_row, n, out.bytes.data()) != 0) {
+        fail(CACHEGEN_ERR_CALLBACK, "plane %u: the reader gave up at token %llu", p, (ull) first_row);
+    }
+    out.read       = as_read(*out.plane.rows, n, out.bytes.data());
+    out.plane.rows = &out.read;
+    out.first      = 0;
+}
 
 void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes) {
     if (options.struct_size != sizeof(options)) {
@@ -183,7 +222,9 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
             fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_plane of %u bytes, this library's has %zu", plane.struct_size,
                  sizeof(plane));
         }
-        validate_rows(sources[p], "a source");
+        char       any_address = 0;
+        const bool is_read     = reader != nullptr && sources[p].data == nullptr && sources[p].n_tokens > 0;
+        validate_rows(is_read ? as_read(sources[p], sources[p].n_tokens, &any_address) : sources[p], "a source");
         if (plane.first_token >= tokens || sources[p].n_tokens != tokens - plane.first_token ||
             sources[p].type != plane.type || sources[p].n_channels != plane.n_channels) {
             fail(CACHEGEN_ERR_MISMATCH,
@@ -231,7 +272,7 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
 void page_encoder::make_dictionaries() {
     for (const uint8_t type :
          { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_Q4_0, CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_BF16 }) {
-        std::vector<uint32_t> members;
+        metered_vector<uint32_t> members;
         for (uint32_t p = 0; p < planes.size(); p++) {
             if (planes[p].record.mode == CACHEGEN_LCG3_EXACT && planes[p].record.type == type) {
                 members.push_back(p);
@@ -246,7 +287,12 @@ void page_encoder::make_dictionaries() {
             uint64_t        own[512] = {};
             const row_range rows =
                 rows_of(planes[members[i]], options.n_exact_tokens, n_tokens - options.n_exact_tokens);
-            count_upper_bits(planes[members[i]], rows.first, rows.n, own);
+            rows_here here;
+            for (uint32_t t = 0; t < rows.n; t += options.block_tokens) {
+                const uint32_t n = std::min(options.block_tokens, rows.n - t);
+                fetch(members[i], rows.first + t, n, here);
+                count_upper_bits(here.plane, here.first, n, own);
+            }
             const std::lock_guard<std::mutex> lock(mutex);
             for (uint32_t v = 0; v < 512; v++) {
                 counts[v] += own[v];
@@ -303,18 +349,20 @@ void page_encoder::train(set & one) {
     const uint32_t n_symbols  = one.n_symbols;
     const auto     chunks     = sample();
 
-    channel_counts        counts(n_channels, n_symbols);
-    std::vector<uint64_t> totals(n_symbols);
-    std::mutex            mutex;
+    channel_counts           counts(n_channels, n_symbols);
+    metered_vector<uint64_t> totals(n_symbols);
+    std::mutex               mutex;
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
+        rows_here            here;
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
             if (n == 0) {
                 continue;
             }
-            make_symbols(plane, first_row, n, false, symbols);
+            fetch(one.planes[i], first_row, n, here);
+            make_symbols(here.plane, here.first, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_symbols(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                               one.first_channel[i] + c, counts);
@@ -333,18 +381,20 @@ void page_encoder::train(set & one) {
     const auto     n_models = std::min<uint64_t>(options.n_models, std::max<uint64_t>(1, n_values / model_values));
     one.choice              = choose_models(counts, static_cast<uint32_t>(n_models), n_lloyd_iterations, executor);
 
-    const size_t          n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
-    std::vector<uint64_t> pairs(n_counts);
+    const size_t             n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
+    metered_vector<uint64_t> pairs(n_counts);
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
-        const source_plane &  plane = planes[one.planes[i]];
-        token_symbols         symbols;
-        std::vector<uint64_t> own(n_counts);
+        const source_plane &     plane = planes[one.planes[i]];
+        token_symbols            symbols;
+        rows_here                here;
+        metered_vector<uint64_t> own(n_counts);
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
             if (n == 0) {
                 continue;
             }
-            make_symbols(plane, first_row, n, false, symbols);
+            fetch(one.planes[i], first_row, n, here);
+            make_symbols(here.plane, here.first, n, false, symbols);
             for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
                 count_pairs(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
                             &one.choice.model_of_channel[one.first_channel[i] + c], one.class_of, one.n_classes,
@@ -359,7 +409,7 @@ void page_encoder::train(set & one) {
     // a class that a model's channels never reached gets the model's overall distribution
     one.frequencies.resize(n_counts);
     for (uint32_t m = 0; m < one.choice.n_models; m++) {
-        std::vector<uint64_t> overall(n_symbols);
+        metered_vector<uint64_t> overall(n_symbols);
         for (uint32_t k = 0; k < one.n_classes * n_symbols; k++) {
             overall[k % n_symbols] += pairs[size_t{ m } * one.n_classes * n_symbols + k];
         }
@@ -374,26 +424,28 @@ void page_encoder::train(set & one) {
                                                 one.class_of, one.class_of[n_symbols / 2]);
 }
 
-std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
+metered_vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
     const source_plane & plane       = planes[plane_index];
     const uint64_t       first_token = options.n_exact_tokens + uint64_t{ block } * options.block_tokens;
     const auto [first_row, n_rows]   = rows_of(
         plane, first_token, static_cast<uint32_t>(std::min<uint64_t>(options.block_tokens, n_tokens - first_token)));
     const uint32_t n_channels = plane.record.n_channels;
 
-    std::vector<uint8_t> unit;
+    metered_vector<uint8_t> unit;
     if (n_rows == 0) {
         return unit; // the plane begins later
     }
+    rows_here here;
+    fetch(plane_index, first_row, n_rows, here);
     if (plane.record.mode == CACHEGEN_LCG3_RAW) {
         const uint64_t row_bytes = native_bytes(plane.record.type, n_channels);
         unit.resize((n_rows * row_bytes + unit_alignment - 1) / unit_alignment * unit_alignment);
-        fetch_native(*plane.rows, first_row, n_rows, 0, n_channels, unit.data(), row_bytes);
+        fetch_native(*here.plane.rows, here.first, n_rows, 0, n_channels, unit.data(), row_bytes);
         return unit;
     }
 
     token_symbols symbols;
-    make_symbols(plane, first_row, n_rows, true, symbols);
+    make_symbols(here.plane, here.first, n_rows, true, symbols);
 
     unit_record record{};
     if (!symbols.scales.empty()) {
@@ -423,11 +475,11 @@ std::vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t bl
     const set &  one = sets[plane.record.set];
     const size_t in_set =
         static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), plane_index) - one.planes.begin());
-    const uint8_t *             models   = &one.choice.model_of_channel[one.first_channel[in_set]];
+    const uint8_t *         models   = &one.choice.model_of_channel[one.first_channel[in_set]];
     // a vector more than can be written: the encoder stores before it knows what it keeps
-    const size_t                n_buffer = size_t{ n_rows } * n_lanes + 8;
-    std::unique_ptr<uint16_t[]> buffer(new uint16_t[n_buffer * groups_a_step]);
-    std::vector<uint8_t>        words;
+    const size_t            n_buffer = size_t{ n_rows } * n_lanes + 8;
+    metered_array<uint16_t> buffer(n_buffer * groups_a_step);
+    metered_vector<uint8_t> words;
     for (uint32_t first = 0; first < n_groups; first += groups_a_step) {
         group_words    groups[groups_a_step];
         const uint32_t n = std::min(groups_a_step, n_groups - first);
@@ -466,16 +518,16 @@ class byte_writer {
     }
     template <typename T> void put(const T & value) { append(&value, sizeof(value)); }
     void align(size_t alignment) { out_.resize((out_.size() + alignment - 1) / alignment * alignment); }
-    std::vector<uint8_t> & bytes() { return out_; }
+    metered_vector<uint8_t> & bytes() { return out_; }
 
   private:
-    std::vector<uint8_t> out_;
+    metered_vector<uint8_t> out_;
 };
 
 // Everything before the payload, complete but for archive_bytes and the metadata's own digest; its size does not depend
 // on the numbers given.
-std::vector<uint8_t> page_encoder::make_metadata(const std::vector<uint32_t> & unit_sizes,
-                                                 const std::vector<uint64_t> & digests) const {
+metered_vector<uint8_t> page_encoder::make_metadata(const metered_vector<uint32_t> & unit_sizes,
+                                                    const metered_vector<uint64_t> & digests) const {
     byte_writer out;
     header      head{};
     head.magic          = magic;
@@ -530,28 +582,31 @@ std::vector<uint8_t> page_encoder::make_metadata(const std::vector<uint32_t> & u
 // Writes the payload, then the metadata. Returns the archive's size.
 uint64_t page_encoder::write(archive_sink & sink) const {
     const auto align_to = [](uint64_t n, uint64_t alignment) { return (n + alignment - 1) / alignment * alignment; };
-    std::vector<uint32_t> unit_sizes(uint64_t{ n_blocks } * planes.size());
-    std::vector<uint64_t> digests(uint64_t{ n_blocks } + 1);
-    const uint64_t        metadata_bytes = make_metadata(unit_sizes, digests).size();
-    const uint64_t        exact_begin    = align_to(metadata_bytes, payload_alignment);
-    uint64_t              offset         = exact_begin;
+    metered_vector<uint32_t> unit_sizes(uint64_t{ n_blocks } * planes.size());
+    metered_vector<uint64_t> digests(uint64_t{ n_blocks } + 1);
+    const uint64_t           metadata_bytes = make_metadata(unit_sizes, digests).size();
+    const uint64_t           exact_begin    = align_to(metadata_bytes, payload_alignment);
+    uint64_t                 offset         = exact_begin;
 
     constexpr uint32_t rows_a_write = 256;
     stream_digest      exact_digest;
-    for (const auto & plane : planes) {
+    for (uint32_t p = 0; p < planes.size(); p++) {
+        const auto &    plane     = planes[p];
         const uint64_t  row_bytes = native_bytes(plane.record.type, plane.record.n_channels);
         const row_range rows      = rows_of(plane, 0, options.n_exact_tokens);
         for (uint32_t t = 0; t < rows.n; t += rows_a_write) {
-            const uint32_t       n = std::min(rows_a_write, rows.n - t);
-            std::vector<uint8_t> bytes(n * row_bytes);
-            fetch_native(*plane.rows, rows.first + t, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
+            const uint32_t          n = std::min(rows_a_write, rows.n - t);
+            metered_vector<uint8_t> bytes(n * row_bytes);
+            rows_here               here;
+            fetch(p, rows.first + t, n, here);
+            fetch_native(*here.plane.rows, here.first, n, 0, plane.record.n_channels, bytes.data(), row_bytes);
             exact_digest.update(bytes.data(), bytes.size());
             sink.write(offset, bytes.data(), bytes.size());
             offset += bytes.size();
         }
     }
     digests[0] = exact_digest.value();
-    const std::vector<uint8_t> padding(align_to(offset, payload_alignment) - offset);
+    const metered_vector<uint8_t> padding(align_to(offset, payload_alignment) - offset);
     sink.write(offset, padding.data(), padding.size());
     offset += padding.size();
 
@@ -565,7 +620,7 @@ uint64_t page_encoder::write(archive_sink & sink) const {
                 n_values += uint64_t{ options.block_tokens } * planes[first + n_wave].record.n_channels;
                 n_wave++;
             }
-            std::vector<std::vector<uint8_t>> units(n_wave);
+            metered_vector<metered_vector<uint8_t>> units(n_wave);
             run_tasks(executor, n_wave,
                       [&](uint64_t i) { units[i] = encode_unit(static_cast<uint32_t>(first + i), block); });
             for (size_t i = 0; i < n_wave; i++) {
@@ -579,10 +634,10 @@ uint64_t page_encoder::write(archive_sink & sink) const {
         digests[uint64_t{ block } + 1] = digest.value();
     }
 
-    std::vector<uint8_t> metadata = make_metadata(unit_sizes, digests);
-    auto                 head     = get_le<header>(metadata.data());
-    head.archive_bytes            = offset;
-    head.metadata_bytes           = metadata_bytes;
+    metered_vector<uint8_t> metadata = make_metadata(unit_sizes, digests);
+    auto                    head     = get_le<header>(metadata.data());
+    head.archive_bytes               = offset;
+    head.metadata_bytes              = metadata_bytes;
     put_le(metadata.data(), head);
     put_le<uint64_t>(&metadata[metadata_bytes - sizeof(uint64_t)],
                      digest_of(metadata.data(), metadata_bytes - sizeof(uint64_t)));
@@ -601,14 +656,15 @@ namespace {
 
 // What both entry points check and prepare.
 uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sources, uint64_t n_planes,
-                   const cachegen_lcg3_options * options, const cachegen_executor * executor,
-                   lcg3::archive_sink & sink) {
+                   const cachegen_row_reader * reader, const cachegen_lcg3_options * options,
+                   const cachegen_executor * executor, lcg3::archive_sink & sink) {
     if (planes == nullptr || sources == nullptr || options == nullptr) {
         fail(CACHEGEN_ERR_ARGUMENT, "planes, sources or options is NULL");
     }
     lcg3::page_encoder encoder{};
     encoder.options  = *options;
     encoder.executor = executor;
+    encoder.reader   = reader;
     encoder.check(planes, sources, n_planes);
     encoder.make_dictionaries();
     encoder.assign_sets();
@@ -630,9 +686,25 @@ int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const st
         *archive = nullptr;
         *n_bytes = 0;
         lcg3::memory_sink sink;
-        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, options, executor, sink);
+        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, sink);
         *archive                        = sink.release(archive_bytes);
         *n_bytes                        = archive_bytes;
+    });
+}
+
+int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
+                                  uint64_t n_planes, const struct cachegen_row_reader * reader,
+                                  const struct cachegen_lcg3_options * options,
+                                  const struct cachegen_executor * executor, const struct cachegen_sink * sink,
+                                  uint64_t * n_bytes) {
+    return guard([&] {
+        if (sink == nullptr || sink->write == nullptr || n_bytes == nullptr || reader == nullptr ||
+            reader->read == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "sink, reader, a function of them or n_bytes is NULL");
+        }
+        *n_bytes = 0;
+        lcg3::callback_sink to_caller(*sink);
+        *n_bytes = encode_to(planes, sources, n_planes, reader, options, executor, to_caller);
     });
 }
 
@@ -646,6 +718,6 @@ int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const
         }
         *n_bytes = 0;
         lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, options, executor, to_caller);
+        *n_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, to_caller);
     });
 }

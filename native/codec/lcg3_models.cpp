@@ -14,10 +14,10 @@ namespace {
 
 // Orders channels by the spread of their symbols in `n_bands` bands, then by their mean: a start for Lloyd's algorithm
 // that does not depend on chance.
-std::vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_bands) {
-    const uint64_t     n = counts.n_channels;
-    std::vector<float> mean(n);
-    std::vector<float> spread(n);
+metered_vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_bands) {
+    const uint64_t        n = counts.n_channels;
+    metered_vector<float> mean(n);
+    metered_vector<float> spread(n);
     for (uint64_t c = 0; c < n; c++) {
         const uint32_t * symbol = &counts.counts[c * 2 * counts.n_symbols];
         double           total = 0, sum = 0, squares = 0;
@@ -30,7 +30,7 @@ std::vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_band
         mean[c]   = static_cast<float>(sum / total);
         spread[c] = static_cast<float>(squares / total - (sum / total) * (sum / total));
     }
-    std::vector<uint32_t> order(n);
+    metered_vector<uint32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(),
               [&](uint32_t a, uint32_t b) { return spread[a] != spread[b] ? spread[a] < spread[b] : a < b; });
@@ -90,14 +90,14 @@ model_choice choose_models(const channel_counts & counts, uint32_t n_models, uin
     const size_t   n_counts   = 2 * size_t{ counts.n_symbols };
     n_models                  = static_cast<uint32_t>(std::max<uint64_t>(1, std::min<uint64_t>(n_models, n_channels)));
 
-    model_choice choice{ n_models, std::vector<uint8_t>(n_channels) };
+    model_choice choice{ n_models, metered_vector<uint8_t>(n_channels) };
     const auto   order = start_order(counts, std::max(1u, static_cast<uint32_t>(std::sqrt(double(n_models)))));
     for (uint64_t i = 0; i < n_channels; i++) {
         choice.model_of_channel[order[i]] = static_cast<uint8_t>(i * n_models / n_channels);
     }
 
-    std::vector<double> sums(n_models * n_counts);
-    std::vector<float>  costs(n_models * n_counts); // [n_counts][n_models]: bits a symbol or distance
+    metered_vector<double> sums(n_models * n_counts);
+    metered_vector<float>  costs(n_models * n_counts); // [n_counts][n_models]: bits a symbol or distance
     for (uint32_t iteration = 0; iteration < n_iterations && n_models > 1; iteration++) {
         std::fill(sums.begin(), sums.end(), 0.5);
         for (uint64_t c = 0; c < n_channels; c++) {
@@ -120,7 +120,7 @@ model_choice choose_models(const channel_counts & counts, uint32_t n_models, uin
         std::atomic<bool>  has_changed{ false };
         constexpr uint64_t channels_a_task = 256;
         run_tasks(executor, (n_channels + channels_a_task - 1) / channels_a_task, [&](uint64_t task) {
-            std::vector<float> channel_costs(n_models);
+            metered_vector<float> channel_costs(n_models);
             for (uint64_t c = task * channels_a_task; c < std::min(n_channels, (task + 1) * channels_a_task); c++) {
                 const uint32_t * count = &counts.counts[c * n_counts];
                 std::fill(channel_costs.begin(), channel_costs.end(), 0.0f);
@@ -148,7 +148,7 @@ model_choice choose_models(const channel_counts & counts, uint32_t n_models, uin
     }
 
     // leave out models that nobody uses
-    std::vector<uint32_t> renumbered(n_models, UINT32_MAX);
+    metered_vector<uint32_t> renumbered(n_models, UINT32_MAX);
     for (const uint8_t model : choice.model_of_channel) {
         renumbered[model] = 0;
     }

@@ -3,9 +3,9 @@
 
 #include "cachegen.h"
 #include "lcg3_format.h"
+#include "meter.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace cachegen::lcg3 {
 
@@ -21,9 +21,9 @@ struct channel_counts {
     uint32_t * symbols_of(uint64_t channel) { return &counts[channel * 2 * n_symbols]; }
     uint32_t * distances_of(uint64_t channel) { return &counts[channel * 2 * n_symbols + n_symbols]; }
 
-    uint64_t              n_channels;
-    uint32_t              n_symbols;
-    std::vector<uint32_t> counts;
+    uint64_t                 n_channels;
+    uint32_t                 n_symbols;
+    metered_vector<uint32_t> counts;
 };
 
 /*
@@ -47,8 +47,8 @@ void count_pairs(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, 
  * Returns the model of each channel; every number below the returned n_models is used.
  */
 struct model_choice {
-    uint32_t             n_models;
-    std::vector<uint8_t> model_of_channel;
+    uint32_t                n_models;
+    metered_vector<uint8_t> model_of_channel;
 };
 
 model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations,

@@ -46,11 +46,11 @@ void row_codes(uint8_t type, const uint8_t * native, uint32_t n_channels, uint32
 }
 
 void make_lossy(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, token_symbols & out) {
-    const uint32_t     n_channels   = plane.record.n_channels;
-    const bool         is_unrotated = plane.record.flags & plane_flag_unrotated;
-    const uint64_t     group_stride = size_t{ n_tokens } * n_lanes;
-    const auto &       quantize     = quantizer();
-    std::vector<float> values(n_channels);
+    const uint32_t        n_channels   = plane.record.n_channels;
+    const bool            is_unrotated = plane.record.flags & plane_flag_unrotated;
+    const uint64_t        group_stride = size_t{ n_tokens } * n_lanes;
+    const auto &          quantize     = quantizer();
+    metered_vector<float> values(n_channels);
     for (uint32_t t = 0; t < n_tokens; t++) {
         load_tile(*plane.rows, first_token + t, 1, 0, n_channels, values.data(), n_channels);
         if (is_unrotated) {
@@ -76,9 +76,9 @@ void make_exact(const source_plane & plane, uint64_t first_token, uint32_t n_tok
     const bool     has_blocks  = type == CACHEGEN_TYPE_Q8_0 || type == CACHEGEN_TYPE_Q4_0;
     const uint32_t block_bytes = type == CACHEGEN_TYPE_Q8_0 ? 34 : 18;
 
-    std::vector<uint8_t>  native(native_bytes(type, n_channels));
-    std::vector<uint32_t> codes(n_channels);
-    bit_writer            raw(out.raw);
+    metered_vector<uint8_t>  native(native_bytes(type, n_channels));
+    metered_vector<uint32_t> codes(n_channels);
+    bit_writer               raw(out.raw);
     for (uint32_t t = 0; t < n_tokens; t++) {
         fetch_native(*plane.rows, first_token + t, 1, 0, n_channels, native.data(), native.size());
         row_codes(type, native.data(), n_channels, codes.data());
@@ -126,9 +126,9 @@ void make_symbols(const source_plane & plane, uint64_t first_token, uint32_t n_t
 }
 
 void count_upper_bits(const source_plane & plane, uint64_t first_token, uint32_t n_tokens, uint64_t * counts) {
-    const uint32_t        shift = code_bits(plane.record.type) - upper_bits_of(plane.record.type);
-    std::vector<uint8_t>  native(native_bytes(plane.record.type, plane.record.n_channels));
-    std::vector<uint32_t> codes(plane.record.n_channels);
+    const uint32_t           shift = code_bits(plane.record.type) - upper_bits_of(plane.record.type);
+    metered_vector<uint8_t>  native(native_bytes(plane.record.type, plane.record.n_channels));
+    metered_vector<uint32_t> codes(plane.record.n_channels);
     for (uint32_t t = 0; t < n_tokens; t++) {
         fetch_native(*plane.rows, first_token + t, 1, 0, plane.record.n_channels, native.data(), native.size());
         row_codes(plane.record.type, native.data(), plane.record.n_channels, codes.data());
@@ -150,7 +150,7 @@ bool make_dictionary(const uint64_t * counts, uint8_t type, symbol_dictionary & 
             default: return value & sign ? -static_cast<int32_t>(value - sign) - 1 : signed_value;
         }
     };
-    std::vector<uint32_t> present;
+    metered_vector<uint32_t> present;
     for (uint32_t v = 0; v < n_values; v++) {
         if (counts[v] != 0) {
             present.push_back(v);

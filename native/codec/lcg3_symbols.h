@@ -3,9 +3,9 @@
 
 #include "cachegen.h"
 #include "lcg3_format.h"
+#include "meter.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace cachegen::lcg3 {
 
@@ -24,9 +24,9 @@ struct source_plane {
 };
 
 struct token_symbols {
-    std::vector<uint8_t>  symbols; // [n_groups][n_tokens][32]
-    std::vector<uint32_t> scales;  // [n_tokens][n_scales_a_row], bit patterns
-    std::vector<uint8_t>  raw;     // exact: [n_tokens][n_channels] packed, the bits below the symbols
+    metered_vector<uint8_t>  symbols; // [n_groups][n_tokens][32]
+    metered_vector<uint32_t> scales;  // [n_tokens][n_scales_a_row], bit patterns
+    metered_vector<uint8_t>  raw;     // exact: [n_tokens][n_channels] packed, the bits below the symbols
 };
 
 // tokens are counted in the source; has_raw: with the raw bits; throws ERR_NON_FINITE and others

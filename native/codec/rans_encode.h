@@ -1,10 +1,10 @@
 // The encoder's side of rans_decode.h: tables that invert the decoder's, and one group's word stream.
 #pragma once
 
+#include "meter.h"
 #include "rans_table.h"
 
 #include <cstdint>
-#include <vector>
 
 namespace cachegen::lcg3 {
 
@@ -19,12 +19,12 @@ static_assert(sizeof(encoder_symbol) == 8, "the vector encoders load a symbol as
 
 // Tables of all models of a set.
 struct set_encoder {
-    uint32_t                    n_classes;
-    uint32_t                    log2_stride; // of a distribution in symbols
-    std::vector<encoder_symbol> symbols;     // [n_models][n_classes][1 << log2_stride]
-    std::vector<uint16_t>       slots;       // [n_models][n_classes][1024]: by symbol and rank; one more at the end
-    uint8_t                     class_of[max_symbols]; // not falling, from 0
-    uint8_t                     initial_class;
+    uint32_t                       n_classes;
+    uint32_t                       log2_stride; // of a distribution in symbols
+    metered_vector<encoder_symbol> symbols;     // [n_models][n_classes][1 << log2_stride]
+    metered_vector<uint16_t>       slots;       // [n_models][n_classes][1024]: by symbol and rank; one more at the end
+    uint8_t                        class_of[max_symbols]; // not falling, from 0
+    uint8_t                        initial_class;
 
     // frequencies: [n_models][n_classes][n_symbols], every distribution sums to 1,024
     set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint32_t n_classes, uint32_t n_models,

@@ -2,10 +2,10 @@
 #include "kv-codec-cpu.h"
 
 #include "cachegen.h"
+#include "meter.h"
 
 #include <memory>
 #include <new>
-#include <vector>
 
 namespace {
 
@@ -85,13 +85,22 @@ bool supports(ggml_kv_codec_format format, ggml_type type, bool is_transposed, b
 } // namespace
 
 struct ggml_kv_codec_decoder {
-    cachegen_lcg3 *                        reader = nullptr;
-    std::vector<cachegen_lcg3_destination> destinations;
-    executor_ptr                           executor;
-    uint64_t                               first_token = 0;
-    uint64_t                               n_tokens    = 0;
+    cachegen::memory_meter                              meter; // of all that follows
+    cachegen_lcg3 *                                     reader = nullptr;
+    cachegen::metered_vector<cachegen_lcg3_destination> destinations;
+    executor_ptr                                        executor;
+    uint64_t                                            first_token = 0;
+    uint64_t                                            n_tokens    = 0;
+
+    explicit ggml_kv_codec_decoder(uint64_t n_planes) : destinations(n_planes, metered()) {}
 
     ~ggml_kv_codec_decoder() { cachegen_lcg3_close(reader); }
+
+  private:
+    cachegen::metered_allocator<cachegen_lcg3_destination> metered() {
+        const cachegen::metering of_decoder(&meter);
+        return {};
+    }
 };
 
 namespace {
@@ -105,11 +114,11 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
         return nullptr;
     }
     try {
-        auto decoder         = std::make_unique<ggml_kv_codec_decoder>();
+        auto                     decoder = std::make_unique<ggml_kv_codec_decoder>(n_rows);
+        const cachegen::metering of_decoder(&decoder->meter);
         decoder->first_token = first_token;
         decoder->n_tokens    = n_tokens;
         decoder->executor    = make_executor(n_threads);
-        decoder->destinations.resize(n_rows);
         for (uint64_t i = 0; i < n_rows; i++) {
             decoder->destinations[i] = { host_rows(rows[i]), rows[i].n_rot, rows[i].first_token };
         }
@@ -122,6 +131,7 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
 }
 
 int32_t decoder_part(ggml_kv_codec_decoder * decoder, uint32_t part, const void * bytes, uint64_t n_bytes) {
+    const cachegen::metering of_decoder(&decoder->meter);
     return codec_result(cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token,
                                                   decoder->n_tokens, decoder->destinations.data(),
                                                   decoder->destinations.size(), decoder->executor.get()));
@@ -135,29 +145,38 @@ void decoder_free(ggml_kv_codec_decoder * decoder) {
     delete decoder;
 }
 
+uint64_t decoder_peak_bytes(const ggml_kv_codec_decoder * decoder) {
+    return decoder->meter.peak();
+}
+
 int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes, const void * options,
                const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads, ggml_kv_codec_write_t write,
-               void * user_data, uint64_t * n_bytes) {
+               void * user_data, uint64_t * n_bytes, uint64_t * peak_bytes) {
     if (format != GGML_KV_CODEC_FORMAT_LCG3) {
         return wrong_format();
     }
     try {
-        std::vector<cachegen_rows> sources(n_rows);
+        cachegen::memory_meter                  meter;
+        const cachegen::metering                of_encoder(&meter);
+        cachegen::metered_vector<cachegen_rows> sources(n_rows);
         for (uint64_t i = 0; i < n_rows; i++) {
             sources[i] = host_rows(rows[i]);
         }
         const executor_ptr  executor = make_executor(n_threads);
         const cachegen_sink sink{ user_data, write };
-        return codec_result(cachegen_lcg3_encode_to(static_cast<const cachegen_lcg3_plane *>(planes), sources.data(),
-                                                    n_rows, static_cast<const cachegen_lcg3_options *>(options),
-                                                    executor.get(), &sink, n_bytes));
+        const int32_t       status = codec_result(cachegen_lcg3_encode_to(
+            static_cast<const cachegen_lcg3_plane *>(planes), sources.data(), n_rows,
+            static_cast<const cachegen_lcg3_options *>(options), executor.get(), &sink, n_bytes));
+        *peak_bytes                = meter.peak();
+        return status;
     } catch (const std::bad_alloc &) {
         return out_of_memory();
     }
 }
 
-const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,     decoder_new, decoder_part, nullptr,
-                                    decoder_finish,        decoder_free, encode,      last_message };
+const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,       decoder_new,  decoder_part,
+                                    nullptr,               decoder_finish, decoder_free, decoder_peak_bytes,
+                                    encode,                last_message };
 
 } // namespace
 

@@ -118,13 +118,18 @@ void decoder_free(ggml_kv_codec_decoder * decoder) {
     delete decoder;
 }
 
+uint64_t decoder_peak_bytes(const ggml_kv_codec_decoder * decoder) {
+    return decoder->decoder.device_bytes() + decoder->decoder.host_bytes();
+}
+
 int32_t encode(ggml_backend_t, ggml_kv_codec_format, const void *, const void *, const ggml_kv_codec_rows *, uint64_t,
-               uint32_t, ggml_kv_codec_write_t, void *, uint64_t *) {
+               uint32_t, ggml_kv_codec_write_t, void *, uint64_t *, uint64_t *) {
     return own_failure(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend does not encode");
 }
 
-const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,     decoder_new, decoder_part, decoder_run,
-                                    decoder_finish,        decoder_free, encode,      last_message };
+const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,       decoder_new,  decoder_part,
+                                    decoder_run,           decoder_finish, decoder_free, decoder_peak_bytes,
+                                    encode,                last_message };
 
 } // namespace
 

@@ -2,6 +2,8 @@
 #include "llama-cachegen.h"
 
 #include "cachegen.h"
+#include "host-staging.h"
+#include "meter.h"
 #include "page-cache.h"
 #include "page-copy.h"
 #include "page-status.h"
@@ -33,7 +35,7 @@ llama_cachegen_options resolve_options(const llama_context * ctx, const llama_ca
     llama_cachegen_options result = {};
     if (options) {
         check_struct(*options, "options");
-        if (options->flags != 0 || options->reserved != 0) {
+        if ((options->flags & ~uint32_t(LLAMA_CACHEGEN_HOST_STAGED)) != 0 || options->reserved != 0) {
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "options: unknown flags 0x%" PRIx32 " or reserved field not 0",
                       options->flags);
         }
@@ -104,6 +106,7 @@ struct live_component {
     uint32_t                n_cells;
     component_backend       backend;
     size_t                  part; // whose cells it has
+    bool                    is_staged = false;
 };
 
 std::vector<live_component> live_components(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
@@ -125,16 +128,51 @@ uint32_t plane_kind(int32_t kind) {
                                           : CACHEGEN_KIND_AUX;
 }
 
-void require_codec(const std::vector<live_component> & components, bool is_encode) {
-    for (const auto & c : components) {
-        if (!can_code(c.backend, *c.tensor, c.description.transposed, is_encode)) {
-            page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layer %" PRId32 " %s: %s cannot %s %s%s", c.description.layer,
-                      page_kind_name(c.description.kind),
-                      c.backend.backend ? ggml_backend_name(c.backend.backend) : "no backend",
-                      is_encode ? "encode from" : "decode into", page_type_name(c.description.type),
-                      c.description.transposed ? ", transposed" : "");
+const char * backend_name(const live_component & c) {
+    return c.backend.backend ? ggml_backend_name(c.backend.backend) : "no backend";
+}
+
+// Decide who codes each component; throws REFUSED_CODEC. True: this library encodes all of them.
+bool assign_codecs(std::vector<live_component> & components, bool is_encode, const llama_cachegen_options & options) {
+    const bool may_stage = options.flags & LLAMA_CACHEGEN_HOST_STAGED;
+    for (auto & c : components) {
+        if (can_code(c.backend, *c.tensor, c.description.transposed, is_encode)) {
+            continue;
+        }
+        const bool can_stage = staging_supports(c.tensor->type, c.description.transposed);
+        if (!may_stage || !can_stage) {
+            page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layer %" PRId32 " %s: %s cannot %s %s%s%s", c.description.layer,
+                      page_kind_name(c.description.kind), backend_name(c), is_encode ? "encode from" : "decode into",
+                      page_type_name(c.description.type), c.description.transposed ? ", transposed" : "",
+                      can_stage ? "; LLAMA_CACHEGEN_HOST_STAGED would take it through host memory" : "");
+        }
+        c.is_staged = true;
+    }
+    if (!is_encode) {
+        return false;
+    }
+    // an archive is encoded in one place
+    const auto is_elsewhere = [&](const live_component & c) {
+        return c.is_staged || c.backend.backend != components[0].backend.backend;
+    };
+    const auto other = std::find_if(components.begin(), components.end(), is_elsewhere);
+    if (other == components.end()) {
+        return false;
+    }
+    for (auto & c : components) {
+        c.is_staged = !ggml_backend_buffer_is_host(page_buffer(c.tensor));
+        if (!may_stage || !staging_supports(c.tensor->type, c.description.transposed)) {
+            page_fail(LLAMA_KV_PAGE_REFUSED_CODEC,
+                      "layers lie on %s and %s; one archive is encoded on one backend, or with "
+                      "LLAMA_CACHEGEN_HOST_STAGED on the CPU",
+                      backend_name(components[0]), backend_name(*other));
         }
     }
+    return true;
+}
+
+uint32_t n_staged(const std::vector<live_component> & components) {
+    return uint32_t(std::count_if(components.begin(), components.end(), [](const auto & c) { return c.is_staged; }));
 }
 
 // The cells of one part for the tokens of a call; token first_token of the archive is cells[0].
@@ -172,6 +210,15 @@ uint32_t n_cell_runs(const std::vector<part_cells> & cells) {
     return uint32_t(result);
 }
 
+// of lists that grow with the tokens or the layers
+uint64_t list_bytes(const std::vector<live_component> & components, const std::vector<part_cells> & cells) {
+    uint64_t result = components.size() * (sizeof(live_component) + sizeof(cachegen_lcg3_plane));
+    for (const auto & part : cells) {
+        result += part.cells.size() * sizeof(part.cells[0]);
+    }
+    return result;
+}
+
 void check_range(const std::vector<page_part> & parts, int32_t p0, int64_t n_tokens) {
     if (p0 < 0 || n_tokens <= 0 || n_tokens > INT32_MAX - p0) {
         page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "%" PRId64 " positions from %" PRId32 " on are not a range", n_tokens,
@@ -190,11 +237,13 @@ void check_range(const std::vector<page_part> & parts, int32_t p0, int64_t n_tok
 //
 
 struct archive_reader {
+    cachegen::memory_meter           meter; // of the reader
     cachegen_lcg3 *                  reader = nullptr;
     cachegen_lcg3_info               info   = {};
     std::vector<cachegen_lcg3_plane> planes;
 
     archive_reader(const void * metadata, uint64_t n_bytes, uint64_t archive_bytes) {
+        const cachegen::metering of_reader(&meter);
         check_codec(cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &reader));
         info.struct_size = sizeof(info);
         try {
@@ -285,7 +334,7 @@ struct import_plan {
         check_range(parts, p0, n_tokens);
         components = live_components(ctx, parts, seq_id);
         plane_of   = match_planes(archive, components);
-        require_codec(components, false);
+        assign_codecs(components, false, this->options);
         for (const auto & part : parts) {
             wanted_from.push_back(first_token + uint32_t(part.begin(p0, p0 + int32_t(n_tokens)) - p0));
             if (part.is_windowed() && part.cache->get_size() >= parts[0].cache->get_size() &&
@@ -333,6 +382,7 @@ struct import_plan {
 };
 
 struct backend_decoder {
+    ggml_backend_t              backend;
     const ggml_kv_codec_procs * procs;
     ggml_kv_codec_decoder *     decoder;
 };
@@ -340,18 +390,19 @@ struct backend_decoder {
 } // namespace
 
 struct llama_cachegen_import {
-    import_plan                  plan;
-    std::vector<part_cells>      cells;    // of the parts that have any reserved
-    std::vector<backend_decoder> decoders; // one a backend
-    std::vector<uint32_t>        parts;    // that hold wanted tokens
-    size_t                       next_part    = 0;
-    uint64_t                     done_bytes   = 0;
-    uint64_t                     wanted_bytes = 0;
-    bool                         is_open      = false; // cells are reserved
-    bool                         has_failed   = false;
-    double                       reserve_ms   = 0;
-    double                       drain_ms     = 0;
-    double                       code_ms      = 0;
+    import_plan                     plan;
+    std::vector<part_cells>         cells;    // of the parts that have any reserved
+    std::vector<backend_decoder>    decoders; // one a backend
+    std::unique_ptr<staged_decoder> staged;   // of components whose backend has no codec, or NULL
+    std::vector<uint32_t>           parts;    // that hold wanted tokens
+    size_t                          next_part    = 0;
+    uint64_t                        done_bytes   = 0;
+    uint64_t                        wanted_bytes = 0;
+    bool                            is_open      = false; // cells are reserved
+    bool                            has_failed   = false;
+    double                          reserve_ms   = 0;
+    double                          drain_ms     = 0;
+    double                          code_ms      = 0;
 
     explicit llama_cachegen_import(import_plan && moved) = delete;
 
@@ -371,6 +422,16 @@ struct llama_cachegen_import {
     void ask_to_go_on() const;
     void commit();
     void close();
+
+    // the wanted tokens of a part: [first, second); none: second <= first
+    std::pair<uint32_t, uint32_t> wanted_tokens(uint32_t part) const {
+        const auto &   info  = plan.archive.info;
+        const uint64_t begin = part == 0 ? 0 : info.n_exact_tokens + uint64_t(part - 1) * info.block_tokens;
+        const uint64_t end =
+            part == 0 ? info.n_exact_tokens : std::min<uint64_t>(begin + info.block_tokens, info.n_tokens);
+        return { uint32_t(std::max<uint64_t>(begin, plan.first_token)),
+                 uint32_t(std::min<uint64_t>(end, uint64_t(plan.first_token) + plan.n_tokens)) };
+    }
 
     void part_bytes(uint32_t part, uint64_t & offset, uint64_t & n_bytes) const {
         check_codec(cachegen_lcg3_part(plan.archive.reader, part, &offset, &n_bytes));
@@ -398,7 +459,7 @@ void llama_cachegen_import::open() {
 
     std::vector<ggml_backend_t> backends;
     for (const auto & c : plan.components) {
-        if (std::find(backends.begin(), backends.end(), c.backend.backend) == backends.end()) {
+        if (!c.is_staged && std::find(backends.begin(), backends.end(), c.backend.backend) == backends.end()) {
             backends.push_back(c.backend.backend);
         }
     }
@@ -407,7 +468,7 @@ void llama_cachegen_import::open() {
         std::vector<ggml_kv_codec_rows> rows(plan.archive.planes.size());
         const ggml_kv_codec_procs *     procs = nullptr;
         for (size_t i = 0; i < plan.components.size(); ++i) {
-            if (plan.components[i].backend.backend == backend) {
+            if (!plan.components[i].is_staged && plan.components[i].backend.backend == backend) {
                 rows[plan.plane_of[i]] = rows_of(plan.components[i], cells);
                 procs                  = plan.components[i].backend.procs;
             }
@@ -419,16 +480,21 @@ void llama_cachegen_import::open() {
         if (!decoder) {
             fail_codec(status, procs->last_message());
         }
-        decoders.push_back({ procs, decoder });
+        decoders.push_back({ backend, procs, decoder });
+    }
+    if (n_staged(plan.components) > 0) {
+        std::vector<ggml_kv_codec_rows> rows(plan.archive.planes.size());
+        for (size_t i = 0; i < plan.components.size(); ++i) {
+            if (plan.components[i].is_staged) {
+                rows[plan.plane_of[i]] = rows_of(plan.components[i], cells);
+            }
+        }
+        staged = std::make_unique<staged_decoder>(plan.archive.reader, std::move(rows), plan.options.n_threads);
     }
 
-    const auto &   info = plan.archive.info;
-    const uint64_t end  = uint64_t(plan.first_token) + plan.n_tokens;
-    for (uint32_t part = 0; part <= info.n_blocks; ++part) {
-        const uint64_t begin_token = part == 0 ? 0 : info.n_exact_tokens + uint64_t(part - 1) * info.block_tokens;
-        const uint64_t end_token =
-            part == 0 ? info.n_exact_tokens : std::min<uint64_t>(begin_token + info.block_tokens, info.n_tokens);
-        if (begin_token < end && end_token > plan.first_token) {
+    for (uint32_t part = 0; part <= plan.archive.info.n_blocks; ++part) {
+        const auto [begin, end] = wanted_tokens(part);
+        if (begin < end) {
             uint64_t offset  = 0;
             uint64_t n_bytes = 0;
             part_bytes(part, offset, n_bytes);
@@ -459,6 +525,10 @@ void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
             fail_codec(status, d.procs->last_message());
         }
     }
+    if (staged) {
+        const auto [begin, end] = wanted_tokens(parts[next_part]);
+        check_codec(staged->decode_part(parts[next_part], bytes, n_bytes, begin, end));
+    }
     code_ms += ms_since(t_start_us);
     done_bytes += n_bytes;
     next_part++;
@@ -473,8 +543,7 @@ void llama_cachegen_import::ask_to_go_on() const {
 }
 
 void llama_cachegen_import::feed_all(const void * archive) {
-    const auto & first = decoders.front();
-    if (decoders.size() != 1 || !first.procs->decoder_run) {
+    if (decoders.size() != 1 || staged || !decoders.front().procs->decoder_run) {
         while (next_part < parts.size()) {
             uint64_t offset  = 0;
             uint64_t n_bytes = 0;
@@ -483,6 +552,7 @@ void llama_cachegen_import::feed_all(const void * archive) {
         }
         return;
     }
+    const auto & first = decoders.front();
     struct running {
         llama_cachegen_import & import;
         const uint8_t *         archive;
@@ -551,6 +621,7 @@ void llama_cachegen_import::close() {
         d.procs->decoder_free(d.decoder);
     }
     decoders.clear();
+    staged.reset();
     if (is_open) {
         for (size_t i = 0; i < cells.size(); ++i) {
             page_release_part(plan.ctx, plan.parts[i]);
@@ -570,6 +641,12 @@ void fill_stats(llama_cachegen_import & import, double commit_ms, llama_cachegen
     stats->struct_size   = sizeof(*stats);
     stats->n_components  = uint32_t(plan.components.size());
     stats->n_backends    = uint32_t(import.decoders.size());
+    stats->n_host_staged = n_staged(plan.components);
+    if (stats->n_host_staged > 0 && std::none_of(import.decoders.begin(), import.decoders.end(), [](const auto & d) {
+            return ggml_backend_dev_type(ggml_backend_get_device(d.backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        })) {
+        stats->n_backends++;
+    }
     stats->n_cell_runs   = n_cell_runs(import.cells);
     stats->n_threads     = plan.options.n_threads;
     stats->n_tokens      = plan.n_tokens;
@@ -579,6 +656,14 @@ void fill_stats(llama_cachegen_import & import, double commit_ms, llama_cachegen
     stats->reserve_ms    = import.reserve_ms;
     stats->code_ms       = import.code_ms;
     stats->commit_ms     = commit_ms;
+
+    stats->peak_transient_bytes = plan.archive.meter.peak() + list_bytes(plan.components, import.cells);
+    for (const auto & d : import.decoders) {
+        stats->peak_transient_bytes += d.procs->decoder_peak_bytes(d.decoder);
+    }
+    if (import.staged) {
+        stats->peak_transient_bytes += import.staged->peak_bytes();
+    }
 }
 
 void check_archive_arguments(const void * bytes, uint64_t n_bytes, uint64_t archive_bytes) {
@@ -651,6 +736,7 @@ int32_t llama_cachegen_get_caps(llama_context * ctx, int32_t format, llama_cache
             components[i].transposed = c.description.transposed;
             components[i].can_import = can_code(c.backend, *c.tensor, c.description.transposed, false);
             components[i].can_export = can_code(c.backend, *c.tensor, c.description.transposed, true);
+            components[i].can_stage  = staging_supports(c.tensor->type, c.description.transposed);
             snprintf(components[i].backend, sizeof(components[i].backend), "%s",
                      c.backend.backend ? ggml_backend_name(c.backend.backend) : "");
         }
@@ -747,19 +833,12 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         const auto opts  = resolve_options(ctx, options);
         page_check_seq_id(ctx, parts, seq_id);
         check_range(parts, p0, int64_t(p1) - p0);
-        const auto components = live_components(ctx, parts, seq_id);
-        require_codec(components, true);
+        auto       components = live_components(ctx, parts, seq_id);
+        const bool is_ours    = assign_codecs(components, true, opts);
         if (n_codings != components.size()) {
             page_fail(LLAMA_KV_PAGE_ERR_COMPONENTS, "%" PRIu32 " codings for %zu components", n_codings,
                       components.size());
         }
-        for (const auto & c : components) {
-            if (c.backend.backend != components[0].backend.backend) {
-                page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layers lie on %s and %s; one archive is encoded on one backend",
-                          ggml_backend_name(components[0].backend.backend), ggml_backend_name(c.backend.backend));
-            }
-        }
-
         const int64_t t_drain_us = ggml_time_us();
         ctx->memory_drain();
         const double            drain_ms = ms_since(t_drain_us);
@@ -818,12 +897,23 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
 
         write_adapter adapter    = { write, user_data, opts, 0 };
         const int64_t t_start_us = ggml_time_us();
+        uint64_t      peak_bytes = 0;
         const auto *  procs      = components[0].backend.procs;
-        const int32_t status =
-            procs->encode(components[0].backend.backend, GGML_KV_CODEC_FORMAT_LCG3, planes.data(), &lcg3, rows.data(),
-                          rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes);
+        int32_t       status     = CACHEGEN_OK;
+        if (is_ours) {
+            std::vector<bool> staged;
+            for (const auto & c : components) {
+                staged.push_back(c.is_staged);
+            }
+            status = staged_encode(planes.data(), &lcg3, rows, staged, opts.n_threads, write_piece, &adapter,
+                                   archive_bytes, &peak_bytes);
+        } else {
+            status = procs->encode(components[0].backend.backend, GGML_KV_CODEC_FORMAT_LCG3, planes.data(), &lcg3,
+                                   rows.data(), rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes,
+                                   &peak_bytes);
+        }
         if (status != CACHEGEN_OK) {
-            fail_codec(status, procs->last_message());
+            fail_codec(status, is_ours ? cachegen_last_message() : procs->last_message());
         }
         if (stats) {
             *stats               = {};
@@ -837,6 +927,9 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             stats->native_bytes  = native_bytes(components, cells);
             stats->drain_ms      = drain_ms;
             stats->code_ms       = ms_since(t_start_us);
+
+            stats->peak_transient_bytes = peak_bytes + list_bytes(components, cells);
+            stats->n_host_staged        = n_staged(components);
         }
     });
 }

@@ -4,7 +4,7 @@
  * An import is a transaction: the archive is validated against the live layout, every layer's backend is asked, cells
  * are reserved, blocks are decoded into their rows, and only then the cells become part of the sequence. A failure
  * anywhere leaves the context as it was. A layer whose backend has no codec for its type is refused: nothing goes by
- * way of host memory unasked.
+ * way of host memory unless LLAMA_CACHEGEN_HOST_STAGED asks for it.
  *
  * The rules of llama-kv-page.h hold here too: statuses are enum llama_kv_page_status, the message is
  * llama_kv_page_last_message().
@@ -30,16 +30,24 @@ struct llama_cachegen_component_caps {
     uint32_t transposed;  /* 1: stored channel by channel */
     uint32_t can_import;  /* 1: its backend decodes into it */
     uint32_t can_export;  /* 1: its backend encodes from it */
+    uint32_t can_stage;   /* 1: LLAMA_CACHEGEN_HOST_STAGED takes it through host memory where its backend cannot */
     char     backend[32]; /* name of the backend that holds it */
 };
 
 /* 1 to go on, 0 to stop: the call then fails with ERR_CANCELLED and rolls back. Asked before every block. */
 typedef int32_t (*llama_cachegen_continue_t)(void * user_data, uint64_t done_bytes, uint64_t total_bytes);
 
+enum llama_cachegen_flags {
+    /* Components whose backend has no codec for them go by way of host memory, a few blocks at a time: slower, and with
+     * as many bytes over the bus as the cache has. Of an export whose components are not all coded by one backend,
+     * every component outside of host memory goes that way. Without the flag such calls are refused. */
+    LLAMA_CACHEGEN_HOST_STAGED = 1
+};
+
 /* How to do it. A NULL pointer to it means all zeros. */
 struct llama_cachegen_options {
     uint32_t                  struct_size; /* IN  sizeof(struct llama_cachegen_options) */
-    uint32_t                  flags;       /* IN  0 */
+    uint32_t                  flags;       /* IN  enum llama_cachegen_flags */
     uint32_t                  n_threads;   /* IN  0: as many as the context decodes with */
     uint32_t                  reserved;    /* IN  0 */
     llama_cachegen_continue_t go_on;       /* IN  or NULL */
@@ -52,7 +60,7 @@ struct llama_cachegen_options {
 struct llama_cachegen_stats {
     uint32_t struct_size;   /* IN  sizeof(struct llama_cachegen_stats) */
     uint32_t n_components;  /* OUT */
-    uint32_t n_backends;    /* OUT that coded them */
+    uint32_t n_backends;    /* OUT that coded them; the CPU for those that were staged */
     uint32_t n_cell_runs;   /* OUT runs of adjacent cells */
     uint32_t n_threads;     /* OUT */
     uint32_t n_tokens;      /* OUT */
@@ -62,6 +70,13 @@ struct llama_cachegen_stats {
     double   reserve_ms;    /* OUT import: validating the metadata, comparing layouts, finding cells */
     double   code_ms;       /* OUT decoding or encoding; export: the sink's time is in it */
     double   commit_ms;     /* OUT import: making the cells part of the sequence */
+    /* OUT what the call held at most besides the cache and the caller's archive: the archive's tables and entropy
+       decoders or encoders, the scratch of all threads, units that are not written yet, lists of cells. Counted where
+       it is allocated, in bytes asked for; without objects of a few hundred bytes, threads, and what an import puts
+       aside of the cells of a window or a state. Several backends: the sum of their own peaks. */
+    uint64_t peak_transient_bytes;
+    uint32_t n_host_staged; /* OUT components that went by way of host memory */
+    uint32_t reserved;      /* OUT 0 */
 };
 
 /* An import in progress. Decode and state restores of its context are refused until it is closed. */

@@ -37,6 +37,7 @@ class ComponentCapability:
         transposed: stored channel by channel.
         can_import: its backend decodes LCG3 into it.
         can_export: its backend encodes LCG3 from it.
+        can_stage: where its backend cannot, `host_staged=True` takes it by way of host memory.
         backend: name of the backend that holds it.
     """
 
@@ -46,6 +47,7 @@ class ComponentCapability:
     transposed: bool
     can_import: bool
     can_export: bool
+    can_stage: bool
     backend: str
 
     @property
@@ -73,6 +75,7 @@ def component_capabilities(ctx: Any) -> tuple[ComponentCapability, ...]:
             transposed=bool(record.transposed),
             can_import=bool(record.can_import),
             can_export=bool(record.can_export),
+            can_stage=bool(record.can_stage),
             backend=ffi.string(record.backend, 32).decode(),
         )
         for record in records
@@ -174,7 +177,12 @@ def py_cachegen_go_on(user_data: Any, _done_bytes: int, _total_bytes: int) -> in
 
 @contextlib.contextmanager
 def import_options(
-    n_threads: int, cancel: Cancel | None, sink: FileSink | None = None, tokens: NDArray[np.int32] | None = None
+    n_threads: int,
+    cancel: Cancel | None,
+    sink: FileSink | None = None,
+    tokens: NDArray[np.int32] | None = None,
+    *,
+    host_staged: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
     """struct llama_cachegen_options and the user data that belongs to it; `tokens`: those an import restores.
 
@@ -184,6 +192,7 @@ def import_options(
     handle = ffi.new_handle(call)
     options = _binding.new_struct("llama_cachegen_options")
     options.n_threads = n_threads
+    options.flags = lib.LLAMA_CACHEGEN_HOST_STAGED if host_staged else 0
     options.go_on = lib.py_cachegen_go_on
     options.user_data = handle
     ids = None if tokens is None else ffi.from_buffer("int32_t[]", tokens)

@@ -112,6 +112,13 @@ def _digest(header: bytes, rest: bytes) -> bytes:
     return hasher.digest()
 
 
+def _read_forward(mapping: mmap.mmap) -> None:
+    """Say that it will be read from front to back, so that the system reads ahead from the first fault on."""
+    if hasattr(mmap, "MADV_SEQUENTIAL"):
+        with contextlib.suppress(OSError):  # only advice
+            mapping.madvise(mmap.MADV_SEQUENTIAL)
+
+
 class ArchiveFile:
     """An archive page file, open. Everything before the archive has been checked. A context manager.
 
@@ -154,6 +161,7 @@ class ArchiveFile:
                 self._mapping = mmap.mmap(fd, self.n_file_bytes, access=mmap.ACCESS_READ)
             except ValueError:
                 raise PageFileTruncatedError(f"{name} became shorter while it was read") from None
+            _read_forward(self._mapping)
         finally:
             os.close(fd)
         self._archive: memoryview | None = memoryview(self._mapping)[offset:]

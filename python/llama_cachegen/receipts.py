@@ -37,6 +37,10 @@ class SaveReceipt:
         profile: of an archive; None for native bytes.
         is_exact: every bit of the cache comes back.
         backend: what encoded an archive or copied the page.
+        component_backends: name of the backend that holds each component, in the order of the page.
+        transient_bytes: native memory taken at most besides the cache: of an archive, what encodes it
+            (`peak_transient_bytes` in llama-cachegen.h says what counts); of native bytes, the page is in it.
+        n_host_staged: components of an archive that went by way of host memory.
     """
 
     path: str | None
@@ -53,6 +57,9 @@ class SaveReceipt:
     profile: str | None = None
     is_exact: bool = True
     backend: str = "CPU"
+    component_backends: tuple[str, ...] = ()
+    transient_bytes: int = 0
+    n_host_staged: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -76,7 +83,10 @@ class RestoreReceipt:
         component_types: ggml types of the K and the V components they were written to.
         n_cell_runs: 1 if the free cells were adjacent.
         n_threads: threads that copied.
-        transient_bytes: native memory taken besides the page and the cache; 0 for an archive, where it is not counted.
+        component_backends: name of the backend that holds each component, in the order of the page.
+        transient_bytes: native memory taken at most besides the page or archive and the cache; of an archive, what
+            decodes it (`peak_transient_bytes` in llama-cachegen.h says what counts).
+        n_host_staged: components of an archive that went by way of host memory.
         open_ms: opening and checking the file.
         reserve_ms: comparing layouts, waiting for compute, finding cells.
         copy_ms: copying or decoding into the cache, digests included.
@@ -101,6 +111,8 @@ class RestoreReceipt:
     total_ms: float
     profile: str | None = None
     is_exact: bool = True
+    component_backends: tuple[str, ...] = ()
+    n_host_staged: int = 0
 
     @property
     def restored(self) -> bool:

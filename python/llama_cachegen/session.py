@@ -386,6 +386,7 @@ class Session:
             copy_ms=stats.copy_ms,
             commit_ms=stats.commit_ms,
             total_ms=ms_since(t_start),
+            component_backends=(_BACKEND,) * len(page.components),
         )
 
     def save(
@@ -395,6 +396,7 @@ class Session:
         *,
         n_threads: int = 0,
         cancel: Cancel | None = None,
+        host_staged: bool = False,
     ) -> SaveReceipt:
         """Write the whole sequence to a file; an older file of that name is replaced only when all is on disk.
 
@@ -404,6 +406,8 @@ class Session:
                 archive page file, encoded where the cache lies.
             n_threads: 0: as many as the context decodes with.
             cancel: of an archive: set it, from another thread, to stop between two pieces.
+            host_staged: of an archive: components whose backend has no encoder go by way of host memory, a few blocks
+                at a time. Without it they are refused.
 
         Raises:
             ContextError: the sequence is empty.
@@ -416,7 +420,7 @@ class Session:
         t_start = time.perf_counter()
         if profile is not None:
             self._check_open()
-            return save_archive(self, path, profile, n_threads, cancel)
+            return save_archive(self, path, profile, n_threads, cancel, host_staged)
         page, stats = self._export(0, None, n_threads)
         export_ms = ms_since(t_start)
         written = page.write(path)
@@ -431,6 +435,8 @@ class Session:
             write_ms=written.write_ms,
             fsync_ms=written.fsync_ms,
             total_ms=ms_since(t_start),
+            component_backends=(_BACKEND,) * len(page.components),
+            transient_bytes=page.payload_bytes + stats.transient_bytes,
         )
 
     def restore(
@@ -440,6 +446,7 @@ class Session:
         *,
         n_threads: int = 0,
         cancel: Cancel | None = None,
+        host_staged: bool = False,
     ) -> RestoreReceipt:
         """Append the page of a file to the sequence, or say why it does not belong here.
 
@@ -449,6 +456,8 @@ class Session:
                 an archive, as many tokens are restored as the prompt has in common with it; none is a miss.
             n_threads: 0: as many as the context decodes with.
             cancel: of an archive: set it, from another thread, to stop between two blocks.
+            host_staged: of an archive: components whose backend has no decoder go by way of host memory, a few blocks
+                at a time. Without it they are refused.
 
         Returns:
             A receipt: restored, or a miss with its reason. A miss leaves the session as it was.
@@ -466,7 +475,7 @@ class Session:
         if _is_archive(path):
             with ArchiveFile(path) as file:
                 open_ms = ms_since(t_start)
-                receipt = restore_archive(self, file, prompt, n_threads, cancel)
+                receipt = restore_archive(self, file, prompt, n_threads, cancel, host_staged)
             return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
         with Page.open(path) as page:
             open_ms = ms_since(t_start)

@@ -43,7 +43,12 @@ def _backends(components: Sequence[ComponentCapability]) -> str:
 
 
 def save_archive(
-    session: Session, path: str | os.PathLike[str], profile: str | Profile, n_threads: int, cancel: Cancel | None
+    session: Session,
+    path: str | os.PathLike[str],
+    profile: str | Profile,
+    n_threads: int,
+    cancel: Cancel | None,
+    host_staged: bool,
 ) -> SaveReceipt:
     """See `Session.save`."""
     from .session import component_types
@@ -65,7 +70,7 @@ def save_archive(
     def write(fd: int) -> int:
         sink = FileSink(fd, offset)
         t_export = time.perf_counter()
-        with import_options(n_threads, cancel, sink) as (options, handle):
+        with import_options(n_threads, cancel, sink, host_staged=host_staged) as (options, handle):
             _binding.check(
                 lib.llama_cachegen_export(
                     session.engine._native_ctx,
@@ -104,6 +109,9 @@ def save_archive(
         profile=one.name,
         is_exact=one.is_exact,
         backend=_backends(components),
+        component_backends=tuple(one.backend for one in components),
+        transient_bytes=stats.peak_transient_bytes,
+        n_host_staged=stats.n_host_staged,
     )
 
 
@@ -113,11 +121,12 @@ def restore_archive(
     prompt: NDArray[Any] | None,
     n_threads: int,
     cancel: Cancel | None,
+    host_staged: bool,
 ) -> RestoreReceipt:
     """See `Session.restore`. The tokens restored are those of the file, or the part of them that the prompt has."""
     t_start = time.perf_counter()
     try:
-        return _restore(session, file, prompt, n_threads, cancel)
+        return _restore(session, file, prompt, n_threads, cancel, host_staged)
     except PageMismatchError as miss:
         receipt = RestoreReceipt.miss(
             miss.reason, miss.detail, open_ms=0.0, total_ms=ms_since(t_start), archive=ARCHIVE_FORMAT
@@ -131,6 +140,7 @@ def _restore(
     prompt: NDArray[Any] | None,
     n_threads: int,
     cancel: Cancel | None,
+    host_staged: bool,
 ) -> RestoreReceipt:
     """The same; a miss is a PageMismatchError."""
     from .session import component_types
@@ -140,7 +150,8 @@ def _restore(
     n_tokens = file.n_tokens
     if prompt is not None:
         n_tokens = _common_tokens(file, prompt)
-    with contextlib.suppress(CodecError), Archive(file.archive) as archive:  # the import says what is wrong with it
+    # The import says what is wrong with the archive. A payload that is not in memory yet is read where it is decoded.
+    with contextlib.suppress(CodecError), Archive(file.archive, metadata_only=True) as archive:
         file.check_archive(archive)
     components = component_capabilities(session.engine._native_ctx)
     compare_ms = ms_since(t_start)
@@ -148,7 +159,10 @@ def _restore(
     source = ffi.from_buffer(file.archive)
     try:
         ids = np.ascontiguousarray(file.tokens[:n_tokens], dtype=np.int32)
-        with session._appending(), import_options(n_threads, cancel, tokens=ids) as (options, _handle):
+        with (
+            session._appending(),
+            import_options(n_threads, cancel, tokens=ids, host_staged=host_staged) as (options, _handle),
+        ):
             _binding.check(
                 lib.llama_cachegen_import_archive(
                     session.engine._native_ctx,
@@ -179,7 +193,7 @@ def _restore(
         component_types=component_types(components),
         n_cell_runs=stats.n_cell_runs,
         n_threads=stats.n_threads,
-        transient_bytes=0,
+        transient_bytes=stats.peak_transient_bytes,
         open_ms=0.0,
         reserve_ms=compare_ms + stats.drain_ms + stats.reserve_ms,
         copy_ms=stats.code_ms,
@@ -187,6 +201,8 @@ def _restore(
         total_ms=ms_since(t_start),
         profile=_profile_name(file),
         is_exact=file.is_exact,
+        component_backends=tuple(one.backend for one in components),
+        n_host_staged=stats.n_host_staged,
     )
 
 

@@ -61,7 +61,7 @@ llama_model_ptr make_qwen3() {
     gguf_set_val_f32(gguf, "qwen3.rope.freq_base", 1e6f);
     gguf_set_val_f32(gguf, "qwen3.attention.layer_norm_rms_epsilon", 1e-6f);
     gguf_set_val_str(gguf, "tokenizer.ggml.model", "no_vocab");
-    llama_model_ptr model = make_model(gguf, 1, true);
+    llama_model_ptr model = make_model(gguf, 1, ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU), 999);
     gguf_free(gguf);
     return model;
 }

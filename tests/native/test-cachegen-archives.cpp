@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <malloc.h>
 #include <map>
 #include <memory>
 #include <new>
@@ -57,13 +58,52 @@ struct armed {
     armed & operator=(const armed &) = delete;
 };
 
+// what is allocated while one of these lives, in bytes, and how much it was at most
+struct heap_watch {
+    heap_watch();
+    ~heap_watch();
+
+    static std::atomic<heap_watch *> active;
+
+    std::atomic<int64_t> now{ 0 };
+    std::atomic<int64_t> peak{ 0 };
+
+    void add(int64_t n) {
+        const int64_t after  = now.fetch_add(n) + n;
+        int64_t       before = peak.load();
+        while (after > before && !peak.compare_exchange_weak(before, after)) {
+        }
+    }
+};
+
+std::atomic<heap_watch *> heap_watch::active{ nullptr };
+
+heap_watch::heap_watch() {
+    active = this;
+}
+
+heap_watch::~heap_watch() {
+    active = nullptr;
+}
+
 void * allocate(std::size_t n_bytes, std::size_t alignment) {
     if (fails_now()) {
         return nullptr;
     }
-    return alignment <= alignof(std::max_align_t)
-               ? malloc(std::max<std::size_t>(n_bytes, 1))
-               : aligned_alloc(alignment, (n_bytes + alignment - 1) / alignment * alignment);
+    void * const result = alignment <= alignof(std::max_align_t)
+                              ? malloc(std::max<std::size_t>(n_bytes, 1))
+                              : aligned_alloc(alignment, (n_bytes + alignment - 1) / alignment * alignment);
+    if (heap_watch * const watch = heap_watch::active) {
+        watch->add(int64_t(malloc_usable_size(result)));
+    }
+    return result;
+}
+
+void release(void * p) {
+    if (heap_watch * const watch = heap_watch::active) {
+        watch->add(-int64_t(malloc_usable_size(p)));
+    }
+    free(p);
 }
 
 void * allocate_or_throw(std::size_t n_bytes, std::size_t alignment) {
@@ -110,51 +150,51 @@ void * operator new[](std::size_t n, std::align_val_t a, const std::nothrow_t &)
 }
 
 void operator delete(void * p) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete(void * p, std::size_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p, std::size_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete(void * p, const std::nothrow_t &) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p, const std::nothrow_t &) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete(void * p, std::align_val_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p, std::align_val_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete(void * p, std::size_t, std::align_val_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p, std::size_t, std::align_val_t) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete(void * p, std::align_val_t, const std::nothrow_t &) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 void operator delete[](void * p, std::align_val_t, const std::nothrow_t &) noexcept {
-    free(p);
+    faults::release(p);
 }
 
 namespace {
@@ -1464,7 +1504,7 @@ TEST(wrong_arguments) {
         }
         {
             auto options  = new_archive_options();
-            options.flags = 1;
+            options.flags = 2;
             check_imports(LLAMA_KV_PAGE_ERR_ARGUMENT, ctx, src, size, size, &options);
             options          = new_archive_options();
             options.reserved = 1;
@@ -1907,6 +1947,76 @@ TEST(memory_runs_out_in_an_export) {
 }
 
 // every allocation of the process comes by, those of the libraries too
+// The codec counts where it allocates; this counts all that the process allocates. `own`: what llama.cpp keeps for
+// reserved cells besides, as for a native page.
+void check_peak(const char * what, uint64_t reported, int64_t allocated, int64_t own) {
+    SCOPE(std::string(what) + ": " + std::to_string(reported) + " bytes reported, " + std::to_string(allocated) +
+          " allocated, llama.cpp's own " + std::to_string(own));
+    CHECK(int64_t(reported) <= allocated);
+    CHECK(int64_t(reported) >= allocated - own - 4096);
+}
+
+TEST(peak_transient_bytes_are_what_was_allocated) {
+    for_each_layout([](const cache_layout & layout) {
+        for (const auto & choice : { exact, lossy }) {
+            const int32_t           n   = 2 * n_page;
+            const llama_context_ptr ctx = make_context(model(), layout);
+            decode(ctx.get(), 0, 0, random_tokens(uint32_t(n), 11));
+            const archive saved = export_archive(ctx.get(), 0, 0, n, choice);
+            const page    plain = export_page(ctx.get(), 0, 0, n);
+            llama_memory_seq_rm(memory(ctx), 0, -1, -1);
+
+            int64_t own = 0;
+            {
+                llama_kv_page_reservation * reservation = nullptr;
+                faults::heap_watch          watch;
+                CHECK_STATUS(LLAMA_KV_PAGE_OK, llama_kv_page_reserve(ctx.get(), 0, 0, plain.components.data(),
+                                                                     uint32_t(plain.components.size()), &reservation));
+                own = watch.now;
+                llama_kv_page_close(reservation);
+            }
+            CHECK_STATUS(LLAMA_KV_PAGE_OK, import_archive(ctx.get(), 0, 0, saved.bytes, 0, uint32_t(n)));
+            const auto profile = new_profile(choice);
+            const auto codings = codings_of(ctx.get(), choice);
+            for (const uint32_t n_threads : { 1u, 2u, 4u }) {
+                SCOPE("threads: " + std::to_string(n_threads));
+                const auto options       = new_archive_options(n_threads);
+                auto       stats         = new_archive_stats();
+                uint64_t   archive_bytes = 0;
+                collector  sink;
+                {
+                    faults::heap_watch watch;
+                    CHECK_STATUS(LLAMA_KV_PAGE_OK, llama_cachegen_export(ctx.get(), 0, 0, n, &profile, codings.data(),
+                                                                         uint32_t(codings.size()), collector::write,
+                                                                         &sink, &options, &archive_bytes, &stats));
+                    check_peak("export", stats.peak_transient_bytes, watch.peak, 0);
+                }
+                llama_memory_seq_rm(memory(ctx), 0, -1, -1);
+                {
+                    import_steps steps;
+                    steps.metadata.reserve(saved.bytes.size());
+                    int64_t allocated = 0;
+                    {
+                        faults::heap_watch watch;
+                        CHECK_STATUS(LLAMA_KV_PAGE_OK,
+                                     steps.begin(ctx.get(), 0, 0, saved.bytes, 0, uint32_t(n), &options));
+                        // from here on: llama.cpp takes more while it finds cells, and gives it back
+                        watch.peak = watch.now.load();
+                        for (auto [offset, n_bytes]    = steps.next(); n_bytes != 0;
+                             std::tie(offset, n_bytes) = steps.next()) {
+                            CHECK_STATUS(LLAMA_KV_PAGE_OK, llama_cachegen_import_feed(
+                                                               steps.handle, saved.bytes.data() + offset, n_bytes));
+                        }
+                        allocated = watch.peak;
+                    }
+                    CHECK_STATUS(LLAMA_KV_PAGE_OK, llama_cachegen_import_commit(steps.handle, &stats));
+                    check_peak("import", stats.peak_transient_bytes, allocated, own);
+                }
+            }
+        }
+    });
+}
+
 TEST(faults_reach_the_libraries) {
     const archive           saved = make_archive(typical_layouts()[0], lossy, n_short);
     const llama_context_ptr ctx   = make_context(model(), typical_layouts()[0]);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -257,6 +258,59 @@ TEST(every_memory) {
            g_n_cut, n_failed);
     CHECK_EQ(n_failed, 0u);
     CHECK(names.size() >= 100);
+}
+
+namespace {
+
+// A quantised cache, whose values llama.cpp rotates unless the environment says otherwise when it is made.
+llama_context_ptr make_rotated_context(llama_model * model, bool has_rotation, bool flash_attn, ggml_type type_v) {
+    setenv("LLAMA_ATTN_ROT_DISABLE", has_rotation ? "0" : "1", 1);
+    cache_layout layout;
+    layout.type_k         = GGML_TYPE_Q8_0;
+    layout.type_v         = type_v;
+    layout.flash_attn     = flash_attn;
+    llama_context_ptr ctx = make_context(model, layout);
+    unsetenv("LLAMA_ATTN_ROT_DISABLE");
+    CHECK(ctx != nullptr);
+    take_log();
+    return ctx;
+}
+
+} // namespace
+
+TEST(states_know_their_rotation) {
+    const llama_model_ptr model  = make_tiny_llama();
+    const auto            tokens = random_tokens(40, 3);
+    for (const auto & [flash_attn, type_v] :
+         { std::pair(true, GGML_TYPE_Q8_0), std::pair(true, GGML_TYPE_F16), std::pair(false, GGML_TYPE_F16) }) {
+        for (const bool has_rotation : { true, false }) {
+            SCOPE(std::string(flash_attn ? "V in rows, " : "V transposed, ") + ggml_type_name(type_v) +
+                  (has_rotation ? ", saved with rotation" : ", saved without"));
+            const auto source = make_rotated_context(model.get(), has_rotation, flash_attn, type_v);
+            decode(source.get(), 0, 0, tokens);
+            const byte_vector one      = state_of(source.get(), 0);
+            const byte_vector all      = whole_state(source.get());
+            const auto        expected = greedy(source.get(), 0, 40, 7, 4);
+
+            // the same rotation: as before
+            const auto same = make_rotated_context(model.get(), has_rotation, flash_attn, type_v);
+            CHECK(restore(same.get(), 1, one, one.size()));
+            CHECK_SAME_BITS(greedy(same.get(), 1, 40, 7, 4), expected);
+            CHECK_EQ(llama_state_set_data(same.get(), all.data(), all.size()), all.size());
+            CHECK_SAME_BITS(greedy(same.get(), 0, 40, 7, 4), expected);
+
+            // another one: refused, and said why
+            const auto other = make_rotated_context(model.get(), !has_rotation, flash_attn, type_v);
+            decode(other.get(), 0, 0, tokens);
+            const byte_vector neighbour = state_of(other.get(), 0);
+            take_log();
+            CHECK(!restore(other.get(), 1, one, one.size()));
+            CHECK(take_log().find("rotation") != std::string::npos);
+            CHECK_EQ(pos_max(other.get(), 1), -1);
+            CHECK_SAME_BITS(state_of(other.get(), 0), neighbour);
+            CHECK(llama_state_set_data(other.get(), all.data(), all.size()) != all.size());
+        }
+    }
 }
 
 int main(int argc, char ** argv) {

@@ -77,12 +77,12 @@ std::string g_log;
 
 } // namespace
 
-llama_model_ptr make_model(gguf_context * metadata, uint64_t seed, bool on_devices) {
-    llama_model_params params = llama_model_default_params();
-    ggml_backend_dev_t none   = nullptr;
-    params.devices            = on_devices ? nullptr : &none;
-    params.n_gpu_layers       = on_devices ? 999 : 0;
-    params.progress_callback  = [](float, void *) { return true; }; // the default one prints dots
+llama_model_ptr make_model(gguf_context * metadata, uint64_t seed, ggml_backend_dev_t device, int32_t n_device_layers) {
+    llama_model_params params    = llama_model_default_params();
+    ggml_backend_dev_t devices[] = { device, nullptr };
+    params.devices               = devices;
+    params.n_gpu_layers          = n_device_layers;
+    params.progress_callback     = [](float, void *) { return true; }; // the default one prints dots
 
     llama_model_ptr model(llama_model_init_from_user(metadata, fill_tensor, &seed, params));
     if (!model) {
@@ -109,7 +109,7 @@ llama_model_ptr make_tiny_llama(const tiny_llama & shape) {
     gguf_set_val_str(gguf, "tokenizer.ggml.model", "no_vocab");
 
     try {
-        llama_model_ptr model = make_model(gguf, shape.seed);
+        llama_model_ptr model = make_model(gguf, shape.seed, shape.device, shape.n_device_layers);
         gguf_free(gguf);
         return model;
     } catch (...) {

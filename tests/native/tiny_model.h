@@ -18,13 +18,18 @@ struct tiny_llama {
     uint32_t n_vocab   = 64;
     uint32_t n_ctx     = 512;
     uint64_t seed      = 1;
+
+    // a device takes the last n_device_layers layers, the output being one more; NULL: all is on the CPU
+    ggml_backend_dev_t device          = nullptr;
+    int32_t            n_device_layers = 0;
 };
 
 // Never NULL: throws std::runtime_error.
 llama_model_ptr make_tiny_llama(const tiny_llama & shape = {});
 
-// The same for any architecture's metadata. on_devices: all layers on the devices there are, else on the processor.
-llama_model_ptr make_model(gguf_context * metadata, uint64_t seed = 1, bool on_devices = false);
+// The same for any architecture's metadata.
+llama_model_ptr make_model(gguf_context * metadata, uint64_t seed = 1, ggml_backend_dev_t device = nullptr,
+                           int32_t n_device_layers = 0);
 
 // Keep llama.cpp's warnings and errors for take_log(), and all of its messages off the terminal.
 void capture_log();

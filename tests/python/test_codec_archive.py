@@ -403,6 +403,23 @@ def test_non_finite_is_refused_or_kept(bad: float) -> None:
         np.testing.assert_array_equal(plane.data, output.data)
 
 
+def test_metadata_alone() -> None:
+    planes_in = random_planes(3, 80, types=[GgmlType.F16])
+    data = codec.encode(planes_in, "balanced")
+    with Archive(data) as archive:
+        info, planes = archive.info, archive.planes
+    no_payload = data[: info.metadata_bytes] + b"\xff" * (len(data) - info.metadata_bytes)
+    with Archive(no_payload, metadata_only=True) as archive:
+        assert archive.info == info
+        assert archive.planes == tuple(dataclasses.replace(one, symbol_bytes=0) for one in planes)
+        with pytest.raises(CodecError, match="only the metadata was opened"):
+            archive.verify()
+        with pytest.raises(CodecError, match="only the metadata was opened"):
+            archive.decode([empty_like(plane) for plane in planes_in])
+    with pytest.raises(CodecError, match="ERR_DIGEST"):
+        Archive(data[:80] + bytes([data[80] ^ 1]) + data[81:], metadata_only=True)
+
+
 def test_exact_falls_back_to_raw() -> None:
     rng = np.random.default_rng(1)
     plane = Plane(rng.integers(0, 256, (64, 256), dtype=np.uint8), GgmlType.F32, 64)  # all 512 signs and exponents

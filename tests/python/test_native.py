@@ -24,6 +24,7 @@ EXECUTABLES = {
     "test-page-fuzz-driver",
     "test-page-refusals",
     "test-codec-stores",
+    "test-host-staging",
     "test-state-undo",
     "test-kernels",
     "fuzz-regression-ckg1-decode",

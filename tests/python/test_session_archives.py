@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import xxhash
 from codec_cases import load, random_planes
+from conftest import write_tiny_model
 from llama_cachegen import Engine, MissReason, Outcome, Page, Session, _binding, codec, errors
+from llama_cachegen._archive_calls import import_options
 from llama_cachegen.archive_file import ArchiveFile, write_archive_file
 from llama_cachegen.codec import Archive, decode_page, page_planes
 from llama_cachegen.errors import ModelFetchError
@@ -104,6 +106,47 @@ def values(page: Page) -> NDArray[np.float32]:
 
 def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)))
+
+
+# what a restore reads
+
+
+class MappedBytes:
+    """A `cancel` that looks, before the first block, how much of a mapped file the process has touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_bytes: int | None = None
+
+    def is_set(self) -> bool:
+        if self.n_bytes is None:
+            self.n_bytes = 0
+            is_of_file = False
+            for line in Path("/proc/self/smaps").read_text().splitlines():
+                if "-" in line.split()[0]:
+                    is_of_file = line.endswith(str(self.path))
+                elif is_of_file and line.startswith("Rss:"):
+                    self.n_bytes += int(line.split()[1]) * 1024
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what a process has touched")
+@pytest.mark.parametrize("name", ["exact", "balanced"])
+def test_no_payload_is_touched_before_the_first_block_is_decoded(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "long.archive"
+    n_tokens = 2000
+    # many large units: a page fault maps up to 64 KiB around it
+    with make_engine(write_tiny_model(tmp_path / "wide.gguf", head_size=512, n_layer=4), n_ctx=2048) as engine:
+        with engine.session() as session:
+            session.prefill([i % 64 for i in range(n_tokens)])
+            session.save(path, name)
+        with ArchiveFile(path) as file, Archive(file.archive, metadata_only=True) as archive:
+            metadata_bytes, payload_bytes = archive.info.metadata_bytes, archive.info.archive_bytes
+        touched = MappedBytes(path)
+        with engine.session() as session:
+            assert session.restore(path, cancel=touched).restored  # type: ignore[arg-type]
+        assert touched.n_bytes is not None and touched.n_bytes >= metadata_bytes
+        assert touched.n_bytes <= metadata_bytes + 256 * 1024 < payload_bytes / 2
 
 
 # what a restore gives
@@ -850,6 +893,9 @@ def test_receipts(engine: Engine, tmp_path: Path, name: str) -> None:
     for receipt in (saved, restored):
         assert (receipt.archive, receipt.profile, receipt.is_exact) == ("lcg3/1", name, name == "exact")
         assert receipt.backend == "CPU" and receipt.component_types == {"K": "f16", "V": "f16"}
+        assert receipt.component_backends == ("CPU",) * 4
+        # tables and scratch of a tiny archive: more than nothing, less than a wild count
+        assert 4096 < receipt.transient_bytes < 1 << 20
         assert receipt.n_tokens == len(PROMPT) and receipt.n_cell_runs == 1
         plain = receipt.as_dict()
         assert plain["profile"] == name and all(not isinstance(value, bytes) for value in plain.values())
@@ -864,6 +910,23 @@ def test_receipts(engine: Engine, tmp_path: Path, name: str) -> None:
     assert 0 < phases <= restored.total_ms and restored.open_ms > 0
 
 
+def test_host_staging_is_off_unless_asked_for_and_changes_nothing_where_it_is_not_needed(
+    engine: Engine, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "plain", tmp_path / "asked"]
+    with engine.session() as session, engine.session() as target:
+        session.prefill(PROMPT)
+        assert session.save(paths[0], "exact").n_host_staged == 0
+        assert session.save(paths[1], "exact", host_staged=True).n_host_staged == 0
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        receipt = target.restore(paths[0], PROMPT, host_staged=True)
+        assert receipt.restored and receipt.n_host_staged == 0 and receipt.as_dict()["n_host_staged"] == 0
+        assert cells(session) == cells(target)
+    for asked in (False, True):
+        with import_options(1, None, host_staged=asked) as (options, _handle):
+            assert options.flags == int(asked)
+
+
 @pytest.mark.parametrize("flash_attn", [True, False], ids=["rows", "transposed"])
 def test_capabilities(tiny_model: Path, flash_attn: bool) -> None:
     with make_engine(tiny_model, type_k="q8_0", flash_attn=flash_attn) as engine:
@@ -875,7 +938,7 @@ def test_capabilities(tiny_model: Path, flash_attn: bool) -> None:
         (c.layer, c.kind, c.type_name, c.transposed) for c in components
     ]
     assert [a.kind for a in archives] == [ComponentKind.K, ComponentKind.V] * 2
-    assert all(a.can_import and a.can_export and a.backend == "CPU" for a in archives)
+    assert all(a.can_import and a.can_export and a.can_stage and a.backend == "CPU" for a in archives)
 
 
 def test_a_type_without_a_codec(tiny_model: Path, saved: dict[str, Path], tmp_path: Path) -> None:
@@ -883,6 +946,7 @@ def test_a_type_without_a_codec(tiny_model: Path, saved: dict[str, Path], tmp_pa
     with make_engine(tiny_model, **options) as engine, engine.session() as session:
         archives = engine.capabilities().archives
         assert [a.can_export for a in archives] == [a.can_import for a in archives] == [False, True] * 2
+        assert [a.can_stage for a in archives] == [False, True] * 2
         session.prefill(PROMPT)
         for name in NAMES:
             with pytest.raises(errors.UnsupportedMemoryError, match="q5_0") as caught:

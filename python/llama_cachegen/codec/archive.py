@@ -172,7 +172,7 @@ class ArchivePlane:
         n_rot: size of the source's Hadamard rotation, 0 for none.
         unrotated: the coded values are those before the rotation.
         payload_bytes: bytes of its units.
-        symbol_bytes: of them, words of the entropy coder.
+        symbol_bytes: of them, words of the entropy coder; 0 if only the metadata is open.
         first_token: the plane holds the page's tokens from this one on.
     """
 
@@ -211,17 +211,25 @@ class Archive:
 
     Args:
         data: the bytes of exactly one archive; kept, never copied, and not to be changed while this is open.
+        metadata_only: no byte of the payload is read, so that of a mapped file none has to come from the disk. It can
+            be described, without symbol_bytes; verify and decode refuse.
 
     Raises:
         ArchiveError: damaged, cut short, or made to do harm.
         UnsupportedArchiveError: of a version or type that this library does not read.
     """
 
-    def __init__(self, data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> None:
+    def __init__(
+        self, data: bytes | bytearray | memoryview | NDArray[np.uint8], *, metadata_only: bool = False
+    ) -> None:
         self._reader: Any = None
         self._data = ffi.from_buffer(data)
         reader = ffi.new("struct cachegen_lcg3 **")
-        check(lib.cachegen_lcg3_open(self._data, len(self._data), reader))
+        n_bytes = len(self._data)
+        if metadata_only:
+            check(lib.cachegen_lcg3_open_metadata(self._data, n_bytes, n_bytes, reader))
+        else:
+            check(lib.cachegen_lcg3_open(self._data, n_bytes, reader))
         self._reader = reader[0]
         info = new_struct("cachegen_lcg3_info")
         check(lib.cachegen_lcg3_describe(self._reader, info, ffi.NULL, 0))
@@ -246,7 +254,7 @@ class Archive:
 
     @property
     def planes(self) -> tuple[ArchivePlane, ...]:
-        """Every plane, in the archive's order.
+        """Every plane, in the archive's order. Reads the head of every unit, unless only the metadata is open.
 
         Raises:
             ArchiveError: a unit contradicts itself.
@@ -279,6 +287,7 @@ class Archive:
 
         Raises:
             ArchiveError: the bytes are damaged.
+            CodecError: only the metadata is open.
         """
         reader = self._open_reader()
         with executor(n_threads) as pool:
@@ -305,7 +314,7 @@ class Archive:
         Raises:
             ArchiveError: the bytes are damaged or made to do harm; destinations may have been written in part.
             UnsupportedArchiveError: a destination of another width, or of a type or layout that cannot be written.
-            CodecError: the range is not in the archive.
+            CodecError: the range is not in the archive, or only the metadata is open.
             ValueError: an array that does not fit its description, or a closed archive.
         """
         reader = self._open_reader()
