@@ -388,7 +388,7 @@ void check_block_digest(const archive & source, const payload & bytes, uint32_t 
 void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane) {
     const plane_record & record   = source.planes[plane];
     const bool           is_lossy = static_cast<plane_mode>(record.mode) == plane_mode::lossy;
-    const uint64_t       largest  = !is_lossy                                 ? 0xffffu
+    const uint64_t       largest  = !is_lossy                                ? 0xffffu
                                     : record.scale_type == CACHEGEN_TYPE_F32 ? 0x7f7fffffu
                                     : record.scale_type == CACHEGEN_TYPE_F16 ? 0x7bffu
                                                                              : 0x7f7fu;

@@ -194,7 +194,7 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
     metered_vector<float> scales(unit.n_rows);
     for (uint32_t t = 0; t < unit.n_rows; t++) {
         const uint32_t bits = unit.scale_base + unpack_bits(unit.packed_scales, t, unit.scale_bits);
-        scales[t] = scale_from_bits(bits, plane.scale_type);
+        scales[t]           = scale_from_bits(bits, plane.scale_type);
     }
 
     // groups are decoded side by side, as many as a rotation spans and at least two

@@ -174,9 +174,10 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes,
     }
 }
 
-const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,       decoder_new,  decoder_part,
-                                    nullptr,               decoder_finish, decoder_free, decoder_peak_bytes,
-                                    encode,                last_message };
+const ggml_kv_codec_procs procs = {
+    GGML_KV_CODEC_VERSION, supports,     decoder_new,        decoder_part, nullptr,
+    decoder_finish,        decoder_free, decoder_peak_bytes, encode,       last_message
+};
 
 } // namespace
 

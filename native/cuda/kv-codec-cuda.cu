@@ -127,9 +127,10 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format, const void *, const void *,
     return own_failure(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend does not encode");
 }
 
-const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,       decoder_new,  decoder_part,
-                                    decoder_run,           decoder_finish, decoder_free, decoder_peak_bytes,
-                                    encode,                last_message };
+const ggml_kv_codec_procs procs = {
+    GGML_KV_CODEC_VERSION, supports,     decoder_new,        decoder_part, decoder_run,
+    decoder_finish,        decoder_free, decoder_peak_bytes, encode,       last_message
+};
 
 } // namespace
 
