@@ -57,12 +57,12 @@ template <int R, int T, bool IS_WIDE>
 KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, uint32_t first_group,
                               const float (&levels)[2], const float (&scales)[T], const uint32_t (&cells)[T],
                               const uint32_t (&halves)[R][T]) {
-    const uint32_t channel = first_group * 32 + me.lane;
+    const uint32_t            channel = first_group * 32 + me.lane;
+    KC_GLOBAL uint8_t * const column  = dest.data + 2 * (uint64_t) channel;
     KC_UNROLL
     for (int t = 0; t < T; t++) {
-        const uint32_t of_symbols =
-            IS_WIDE ? kc_to_fp16_pair(levels[0] * scales[t], levels[1] * scales[t]) : kc_to_fp16(levels[0] * scales[t]);
-        KC_GLOBAL uint16_t * const row = (KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel;
+        const uint32_t of_symbols     = kc_to_fp16_pair(levels[0] * scales[t], IS_WIDE ? levels[1] * scales[t] : 0.0f);
+        KC_GLOBAL uint16_t * const to = (KC_GLOBAL uint16_t *) (column + kc_multiply_wide(cells[t], dest.stride));
         KC_UNROLL
         for (int r = 0; r < R; r++) {
             const uint32_t symbol = halves[r][t] >> 11;
@@ -71,7 +71,7 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
                 value = symbol & 32 ? value >> 16 : value;
             }
             if (cells[t] != no_cell && channel + 32 * r < dest.n_channels) {
-                kc_write(row + 32 * r, (uint16_t) value);
+                kc_write(to + 32 * r, (uint16_t) value);
             }
         }
     }

@@ -74,6 +74,12 @@ KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
+KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
+    uint64_t product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 // Start to copy 16 bytes to shared memory, both at a multiple of 16.
 KC_FN void kc_copy_16(void * to, const uint8_t * from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
@@ -100,6 +106,37 @@ KC_FN uint32_t kc_shared_u16(const kc_shared_bytes &, uint32_t address) {
     uint16_t value;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
     return value;
+}
+
+/*
+ * Lanes whose state is below 65,536 shift in a word each, in rising order. All words are in the ring.
+ * next        IN/OUT position of the first word
+ * base, mask  IN     address of the ring, and its size - 1
+ */
+KC_FN uint32_t kc_shift_in_words(const kc_thread & me, const kc_shared_bytes &, uint32_t state, uint32_t & next,
+                                 uint32_t base, uint32_t mask) {
+    const uint32_t below = (1u << me.lane) - 1;
+    uint32_t       needing;
+    // one predicate for the ballot and what follows from it, which the compiler does not manage
+    asm volatile("{\n\t"
+                 ".reg .pred needs;\n\t"
+                 ".reg .b32 at, word;\n\t"
+                 ".reg .b16 half;\n\t"
+                 "setp.lt.u32 needs, %0, 65536;\n\t"
+                 "vote.sync.ballot.b32 %1, needs, 0xffffffff;\n\t"
+                 "and.b32 at, %1, %3;\n\t"
+                 "popc.b32 at, at;\n\t"
+                 "mad.lo.u32 at, at, 2, %2;\n\t"
+                 "and.b32 at, at, %5;\n\t"
+                 "or.b32 at, at, %4;\n\t"
+                 "@needs ld.shared.u16 half, [at];\n\t"
+                 "mov.b32 word, {half, half};\n\t"
+                 "@needs prmt.b32 %0, %0, word, 0x1054;\n\t"
+                 "}"
+                 : "+r"(state), "=r"(needing)
+                 : "r"(next), "r"(below), "r"(base), "r"(mask));
+    next += 2 * kc_count_bits(needing);
+    return state;
 }
 
 // 64-bit words in a workgroup's shared memory, found by their address in bytes

@@ -143,20 +143,21 @@ template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_
     uint32_t next    = (half & 2047) * (state >> 10) + (position - divider + (half >> 22));
     streams.table[r] = streams.model[r] + (half >> shape.class_shift & shape.class_mask);
 
+    const uint32_t ring = streams.ring_bytes.base + r * tiling<R>::ring_bytes;
+    if (!IS_NEAR_END) {
+        streams.state[r] =
+            kc_shift_in_words(me, streams.ring_bytes, next, streams.next[r], ring, tiling<R>::ring_bytes - 1);
+        return half;
+    }
     const bool     needs_word = next < 65536;
     const uint32_t needing    = kc_ballot(needs_word);
     const uint32_t word       = streams.next[r] + 2 * kc_count_bits(needing & ((1u << me.lane) - 1));
-    const uint32_t address =
-        (word & (tiling<R>::ring_bytes - 1)) | (streams.ring_bytes.base + r * tiling<R>::ring_bytes);
-    if (IS_NEAR_END) {
-        const bool is_there = word < streams.end[r];
-        if (needs_word) {
-            next = next << 16 | (is_there ? kc_shared_u16(streams.ring_bytes, address) : 0u);
-        }
-        streams.is_short |= needs_word && !is_there;
-    } else if (needs_word) {
-        next = next << 16 | kc_shared_u16(streams.ring_bytes, address);
+    const bool     is_there   = word < streams.end[r];
+    if (needs_word) {
+        const uint32_t address = (word & (tiling<R>::ring_bytes - 1)) | ring;
+        next                   = next << 16 | (is_there ? kc_shared_u16(streams.ring_bytes, address) : 0u);
     }
+    streams.is_short |= needs_word && !is_there;
     streams.next[r] += 2 * kc_count_bits(needing);
     streams.state[r] = next;
     return half;

@@ -129,7 +129,7 @@ KC_FN destination destination_of(const KC_GLOBAL unit_job & unit) {
 
 // row `cell`, or transposed channel `cell`
 KC_FN KC_GLOBAL uint8_t * row_of(const destination & dest, uint32_t cell) {
-    return dest.data + (uint64_t) cell * dest.stride;
+    return dest.data + kc_multiply_wide(cell, dest.stride);
 }
 
 /*

@@ -119,3 +119,14 @@ KC_FN uint32_t kc_shared_u16(const kc_shared_bytes & shared, uint32_t address) {
 template <typename T> KC_FN void kc_write(T * to, T value) {
     *to = value;
 }
+KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
+    return uint64_t{ a } * b;
+}
+KC_FN uint32_t kc_shift_in_words(const kc_thread & me, const kc_shared_bytes & ring, uint32_t state, uint32_t & next,
+                                 uint32_t base, uint32_t mask) {
+    const bool     needs_word = state < 65536;
+    const uint32_t needing    = kc_ballot(needs_word);
+    const uint32_t word       = next + 2 * kc_count_bits(needing & ((1u << me.lane) - 1));
+    next += 2 * kc_count_bits(needing);
+    return needs_word ? state << 16 | kc_shared_u16(ring, (word & mask) | base) : state;
+}
