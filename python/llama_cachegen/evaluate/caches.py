@@ -208,7 +208,7 @@ class _StateReader:
             if self.take("I") != 1:
                 raise CachegenError("a state whose cells belong to several sequences is not read")
             self.take("i")
-        if self.take("I") != 0:
+        if self.take("I") & 1:  # the bits above tell the rotations
             raise CachegenError("a state with transposed V is not read; use flash attention")
         n_layers = self.take("I")
         return [self._plane(layer, kind, n_cells) for kind in (Kind.K, Kind.V) for layer in range(n_layers)]
@@ -216,7 +216,7 @@ class _StateReader:
     def _plane(self, layer: int, kind: Kind, n_cells: int) -> _Place:
         type_ = GgmlType.parse(self.take("i"))
         if type_ not in _DTYPES:
-            raise CachegenError(f"a state does not tell the rotation of {type_.type_name} values; use f16 or f32")
+            raise CachegenError(f"the rotation of {type_.type_name} values is not undone here; use f16 or f32")
         row_bytes = self.take("Q")
         place = _Place(layer, kind, type_, row_bytes, self.offset, n_cells)
         self.offset += n_cells * row_bytes
