@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 #include <typeinfo>
+#include <system_error>
 #include <vector>
 
 namespace {
