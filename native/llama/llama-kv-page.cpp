@@ -12,9 +12,9 @@
 #include <cinttypes>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <typeinfo>
-#include <system_error>
 #include <vector>
 
 namespace {

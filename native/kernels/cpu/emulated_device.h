@@ -13,7 +13,7 @@ namespace kernels {
 class emulated_device : public device {
   public:
     // order: of the lanes, see lanes::run_workgroup(); shared_bytes: what a workgroup has
-    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 96 << 10)
+    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 227 << 10)
         : order_(order), shared_bytes_(shared_bytes) {}
     ~emulated_device() override;
 
