@@ -82,14 +82,14 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
  * levels  IN  of the symbols me.lane and me.lane + 32
  * With F16 rows and R 1 there is no rotation.
  */
-template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
-KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const Table & table, const float (&levels)[2],
-                         const KC_GLOBAL unit_job & unit, uint32_t unit_index, uint32_t first_group,
-                         KC_SHARED uint8_t * ring, KC_SHARED token_scratch & scratch) {
+template <uint32_t STORE, int R, bool IS_WIDE>
+KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const kc_shared & table,
+                         const float (&levels)[2], const KC_GLOBAL unit_job & unit, uint32_t unit_index,
+                         uint32_t first_group, KC_SHARED uint8_t * rings, KC_SHARED token_scratch & scratch) {
     constexpr int      T     = tiling<R>::tokens;
     const bucket_shape shape = shape_of(in.set);
     lane_streams<R>    streams;
-    open_streams(me, in, unit, table.base, first_group, ring, streams);
+    open_streams(me, in, unit, table.base, first_group, rings, streams);
     const uint32_t    n_rows   = unit.n_rows;
     const uint32_t    rotation = unit.apply_rotation;
     const float       factor   = unit.rotation_factor;
@@ -152,8 +152,8 @@ template <uint32_t STORE, int R, bool IS_WIDE>
 KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table,
                          KC_SHARED uint8_t * rings, KC_SHARED token_scratch * scratch) {
     load_table(me, in, table);
-    const kc_shared_table shared    = kc_table_at(table);
-    const float           levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
+    const kc_shared shared    = kc_shared_at(table);
+    const float     levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         const uint32_t index = in.groups[i].unit;
         decode_groups<STORE, R, IS_WIDE>(me, in, shared, levels, in.units[index], index, in.groups[i].first_group,

@@ -16,7 +16,7 @@ using namespace cachegen;
 using ull = unsigned long long;
 
 constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
-constexpr uint32_t decode_warps = 24;
+constexpr uint32_t decode_warps = 16;
 constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
 
 uint32_t store_of(const device_rows & rows) {

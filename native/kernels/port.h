@@ -35,9 +35,6 @@ KC_FN uint32_t kc_shuffle_xor(uint32_t value, uint32_t mask) {
 KC_FN uint32_t kc_max(uint32_t value) {
     return __reduce_max_sync(0xffffffffu, value);
 }
-KC_FN uint32_t kc_min(uint32_t value) {
-    return __reduce_min_sync(0xffffffffu, value);
-}
 KC_FN void kc_sync_group() {
     __syncwarp();
 }
@@ -95,61 +92,22 @@ template <int N> KC_FN void kc_wait_batches() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// shared memory found by its address in bytes
-struct kc_shared_bytes {
+// a workgroup's shared memory, found by its address in bytes
+struct kc_shared {
     uint32_t base;
 };
-KC_FN kc_shared_bytes kc_bytes_at(const void * bytes) {
-    return { static_cast<uint32_t>(__cvta_generic_to_shared(bytes)) };
+KC_FN kc_shared kc_shared_at(const void * memory) {
+    return { static_cast<uint32_t>(__cvta_generic_to_shared(memory)) };
 }
-KC_FN uint32_t kc_shared_u16(const kc_shared_bytes &, uint32_t address) {
+KC_FN uint32_t kc_read_u16(const kc_shared &, uint32_t address) {
     uint16_t value;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
     return value;
 }
-
-/*
- * Lanes whose state is below 65,536 shift in a word each, in rising order. All words are in the ring.
- * next        IN/OUT position of the first word
- * base, mask  IN     address of the ring, and its size - 1
- */
-KC_FN uint32_t kc_shift_in_words(const kc_thread & me, const kc_shared_bytes &, uint32_t state, uint32_t & next,
-                                 uint32_t base, uint32_t mask) {
-    const uint32_t below = (1u << me.lane) - 1;
-    uint32_t       needing;
-    // one predicate for the ballot and what follows from it, which the compiler does not manage
-    asm volatile("{\n\t"
-                 ".reg .pred needs;\n\t"
-                 ".reg .b32 at, word;\n\t"
-                 ".reg .b16 half;\n\t"
-                 "setp.lt.u32 needs, %0, 65536;\n\t"
-                 "vote.sync.ballot.b32 %1, needs, 0xffffffff;\n\t"
-                 "and.b32 at, %1, %3;\n\t"
-                 "popc.b32 at, at;\n\t"
-                 "mad.lo.u32 at, at, 2, %2;\n\t"
-                 "and.b32 at, at, %5;\n\t"
-                 "or.b32 at, at, %4;\n\t"
-                 "@needs ld.shared.u16 half, [at];\n\t"
-                 "mov.b32 word, {half, half};\n\t"
-                 "@needs prmt.b32 %0, %0, word, 0x1054;\n\t"
-                 "}"
-                 : "+r"(state), "=r"(needing)
-                 : "r"(next), "r"(below), "r"(base), "r"(mask));
-    next += 2 * kc_count_bits(needing);
-    return state;
-}
-
-// 64-bit words in a workgroup's shared memory, found by their address in bytes
-struct kc_shared_table {
-    uint32_t base;
-};
-KC_FN kc_shared_table kc_table_at(const uint64_t * words) {
-    return { static_cast<uint32_t>(__cvta_generic_to_shared(words)) };
-}
-KC_FN uint64_t kc_table_word(const kc_shared_table &, uint32_t address) {
-    uint64_t word;
-    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(address));
-    return word;
+KC_FN uint64_t kc_read_u64(const kc_shared &, uint32_t address) {
+    uint64_t value;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(value) : "r"(address));
+    return value;
 }
 
 #else // a C++ compiler: lanes are emulated

@@ -12,7 +12,7 @@ struct memory_table {
     uint32_t                      base;
     const KC_GLOBAL table_entry * words;
 };
-KC_FN table_entry kc_table_word(const memory_table & table, uint32_t address) {
+KC_FN table_entry kc_read_u64(const memory_table & table, uint32_t address) {
     return table.words[address / 8];
 }
 
@@ -28,16 +28,16 @@ template <int R> struct tiling {
 
 // R adjacent groups in the middle of their streams. Positions are in bytes, from a multiple of 16 on.
 template <int R> struct lane_streams {
-    uint32_t        state[R];
-    uint32_t        table[R]; // address of the lane's distribution: model and class
-    uint32_t        model[R]; // address of the lane's model
-    uint32_t        next[R];  // position of the next word; the same in all lanes, as the rest
-    uint32_t        end[R];
-    uint32_t        filled[R]; // multiple of a batch
-    uint64_t        origin[R]; // of the positions, in the launch's bytes
-    bool            is_short;  // a word was due that is not there
-    uint8_t *       ring;      // [R][ring_bytes], at a multiple of ring_bytes
-    kc_shared_bytes ring_bytes;
+    uint32_t            state[R];
+    uint32_t            table[R]; // address of the lane's distribution: model and class
+    uint32_t            model[R]; // address of the lane's model
+    uint32_t            next[R];  // position of the next word; the same in all lanes, as the rest
+    uint32_t            end[R];
+    uint32_t            filled[R];   // multiple of a batch
+    uint64_t            origin[R];   // of the positions, in the launch's bytes
+    bool                is_short;    // a word was due that is not there
+    KC_SHARED uint8_t * rings;       // [R][ring_bytes], at a multiple of ring_bytes
+    kc_shared           ring_memory; // the same
 };
 
 // start the next batch of group r
@@ -46,7 +46,7 @@ KC_FN void fill_ring(const kc_thread & me, const launch_buffers & in, lane_strea
     const uint32_t to   = streams.filled[r] + 16 * me.lane;
     const uint64_t from = streams.origin[r] + to;
     if (16 * me.lane < tiling<R>::batch_bytes && from + 16 <= in.n_bytes) {
-        kc_copy_16(streams.ring + r * tiling<R>::ring_bytes + to % tiling<R>::ring_bytes, in.bytes + from);
+        kc_copy_16(streams.rings + r * tiling<R>::ring_bytes + to % tiling<R>::ring_bytes, in.bytes + from);
     }
     kc_end_batch();
     streams.filled[r] += tiling<R>::batch_bytes;
@@ -88,14 +88,14 @@ KC_FN bucket_shape shape_of(const set_shape & set) {
 // base: address of the set's table
 template <int R> KC_FN void open_streams(const kc_thread & me, const launch_buffers & in,
                                          const KC_GLOBAL unit_job & unit, uint32_t base, uint32_t first_group,
-                                         uint8_t * ring, lane_streams<R> & streams) {
+                                         KC_SHARED uint8_t * rings, lane_streams<R> & streams) {
     const KC_GLOBAL uint8_t * const bytes         = in.bytes + unit.bytes_offset;
     const uint32_t                  log2_bytes    = in.set.log2_n_buckets + 3; // of a distribution
     const uint32_t                  states_offset = 8 + 4 * unit.n_groups;
     const uint64_t                  words         = unit.bytes_offset + unit.words_offset;
     streams.is_short                              = false;
-    streams.ring                                  = ring;
-    streams.ring_bytes                            = kc_bytes_at(ring);
+    streams.rings                                 = rings;
+    streams.ring_memory                           = kc_shared_at(rings);
     kc_wait_batches<0>(); // nothing of the groups before is still on its way,
     kc_sync_group();      // and nobody reads it
     KC_UNROLL
@@ -134,7 +134,7 @@ template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_
                                                                        const Table & table, lane_streams<R> & streams,
                                                                        int r) {
     const uint32_t    state    = streams.state[r];
-    const table_entry entry    = kc_table_word(table, (state >> shape.shift & shape.bucket_mask) | streams.table[r]);
+    const table_entry entry    = kc_read_u64(table, (state >> shape.shift & shape.bucket_mask) | streams.table[r]);
     const uint32_t    own      = (uint32_t) entry;
     const uint32_t    position = state & shape.position_mask;
     const uint32_t    divider  = own >> 22;
@@ -143,19 +143,14 @@ template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_
     uint32_t next    = (half & 2047) * (state >> 10) + (position - divider + (half >> 22));
     streams.table[r] = streams.model[r] + (half >> shape.class_shift & shape.class_mask);
 
-    const uint32_t ring = streams.ring_bytes.base + r * tiling<R>::ring_bytes;
-    if (!IS_NEAR_END) {
-        streams.state[r] =
-            kc_shift_in_words(me, streams.ring_bytes, next, streams.next[r], ring, tiling<R>::ring_bytes - 1);
-        return half;
-    }
     const bool     needs_word = next < 65536;
     const uint32_t needing    = kc_ballot(needs_word);
     const uint32_t word       = streams.next[r] + 2 * kc_count_bits(needing & ((1u << me.lane) - 1));
-    const bool     is_there   = word < streams.end[r];
+    const bool     is_there   = !IS_NEAR_END || word < streams.end[r];
     if (needs_word) {
-        const uint32_t address = (word & (tiling<R>::ring_bytes - 1)) | ring;
-        next                   = next << 16 | (is_there ? kc_shared_u16(streams.ring_bytes, address) : 0u);
+        const uint32_t address =
+            (word & (tiling<R>::ring_bytes - 1)) | (streams.ring_memory.base + r * tiling<R>::ring_bytes);
+        next = next << 16 | (is_there ? kc_read_u16(streams.ring_memory, address) : 0u);
     }
     streams.is_short |= needs_word && !is_there;
     streams.next[r] += 2 * kc_count_bits(needing);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <ucontext.h>
@@ -56,7 +55,6 @@ void resolve(workgroup_run & run, uint32_t first) {
         const fiber & f = run.fibers[first + i];
         ballot |= uint32_t{ f.value != 0 } << i;
         largest = std::max(largest, f.value);
-        least   = std::min(least, f.value);
     }
     for (uint32_t i = 0; i < 32; i++) {
         fiber & f = run.fibers[first + i];
@@ -65,7 +63,6 @@ void resolve(workgroup_run & run, uint32_t first) {
             case collective::shuffle: f.result = run.fibers[first + (f.argument & 31)].value; break;
             case collective::shuffle_xor: f.result = run.fibers[first + (i ^ (f.argument & 31))].value; break;
             case collective::max: f.result = largest; break;
-            case collective::min: f.result = least; break;
             default: break;
         }
     }

@@ -10,13 +10,10 @@ __device__ kc_thread this_thread() {
     return { threadIdx.x, threadIdx.x & 31, threadIdx.x / 32, blockDim.x / 32, blockIdx.x, gridDim.x };
 }
 
-// the most threads of a workgroup that decodes: few registers a thread where there is one group a lane
-constexpr uint32_t decode_threads(int n_side) {
-    return n_side == 1 ? 768 : 512;
-}
+constexpr uint32_t decode_threads = 512; // at most
 constexpr uint32_t native_threads = 256;
 
-template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads(R), R == 1 ? 2 : 1)
+template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads)
     decode(const __grid_constant__ launch_buffers in) {
     extern __shared__ __align__(1024) uint64_t shared[];
     auto * const                               rings = reinterpret_cast<uint8_t *>(shared);
@@ -100,9 +97,7 @@ cudaError_t launch(kernel which, const launch_buffers & in, uint32_t n_workgroup
 
 cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
                           uint32_t max_workgroups, cudaStream_t stream) {
-    const kernel which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
-    n_threads =
-        n_threads < decode_threads(static_cast<int>(n_side)) ? n_threads : decode_threads(static_cast<int>(n_side));
+    const kernel   which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
     const uint64_t bytes = decode_shared_bytes(in.set, n_side, n_threads);
     if (bytes > 48 << 10) {
         const cudaError_t error =

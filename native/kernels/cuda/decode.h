@@ -15,7 +15,7 @@ uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_side, uint32_t n_
  * n_side          IN  adjacent groups that 32 lanes decode: 1, 2, 4 or 8; at least the rotation / 32, and 2 with any
  *                     rotation
  * is_wide         IN  the set has more than 32 symbols
- * n_threads       IN  of a workgroup, 32 to 768; of more than 512 it takes 512 if n_side is not 1
+ * n_threads       IN  of a workgroup, 32 to 512
  * max_workgroups  IN  of the launch; they take jobs in turn
  */
 cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
