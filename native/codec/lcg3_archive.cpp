@@ -385,19 +385,25 @@ void check_block_digest(const archive & source, const payload & bytes, uint32_t 
     }
 }
 
-void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane) {
+uint32_t checked_scale(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane, uint64_t index) {
     const plane_record & record   = source.planes[plane];
     const bool           is_lossy = static_cast<plane_mode>(record.mode) == plane_mode::lossy;
     const uint64_t       largest  = !is_lossy                                ? 0xffffu
                                     : record.scale_type == CACHEGEN_TYPE_F32 ? 0x7f7fffffu
                                     : record.scale_type == CACHEGEN_TYPE_F16 ? 0x7bffu
                                                                              : 0x7f7fu;
+    const uint64_t       bits = uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, index, unit.scale_bits);
+    if (bits > largest) {
+        fail(CACHEGEN_ERR_TABLE, "block %u, plane %u: scale %llu of row %llu %s", block, plane,
+             (ull) (index % unit.n_scales_a_row), (ull) (index / unit.n_scales_a_row),
+             is_lossy ? "is negative or not finite" : "has more than 16 bits");
+    }
+    return static_cast<uint32_t>(bits);
+}
+
+void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane) {
     for (uint64_t i = 0; i < uint64_t{ unit.n_rows } * unit.n_scales_a_row; i++) {
-        if (uint64_t{ unit.scale_base } + unpack_bits(unit.packed_scales, i, unit.scale_bits) > largest) {
-            fail(CACHEGEN_ERR_TABLE, "block %u, plane %u: scale %llu of row %llu %s", block, plane,
-                 (ull) (i % unit.n_scales_a_row), (ull) (i / unit.n_scales_a_row),
-                 is_lossy ? "is negative or not finite" : "has more than 16 bits");
-        }
+        checked_scale(source, unit, block, plane, i);
     }
 }
 

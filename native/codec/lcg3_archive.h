@@ -111,7 +111,10 @@ struct unit_view {
 
 unit_view parse_unit(const archive & source, const payload & bytes, uint32_t block, uint32_t plane);
 
-// every scale of a unit is one that its plane can have
+// the bit pattern of a unit's scale, unless its plane cannot have such a one: ERR_TABLE
+uint32_t checked_scale(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane, uint64_t index);
+
+// all of them
 void check_scales(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane);
 
 // the size and padding of a raw unit

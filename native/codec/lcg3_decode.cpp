@@ -5,6 +5,7 @@
 #include "hadamard.h"
 #include "lcg3_archive.h"
 #include "lcg3_dequantize.h"
+#include "lcg3_request.h"
 #include "native_tile.h"
 #include "typed_store.h"
 
@@ -45,7 +46,7 @@ struct unit_task {
     const cachegen_lcg3_destination * destination;
 
     const plane_record & record() const { return source->planes[plane]; }
-    uint32_t             coded_rotation() const { return record().flags & plane_flag_unrotated ? 0 : record().n_rot; }
+    uint32_t             coded_rotation() const { return lcg3::coded_rotation(record()); }
     bool                 is_rotation_equal() const { return coded_rotation() == destination->n_rot; }
 };
 
@@ -190,11 +191,9 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
 
     float levels[max_symbols] = {};
     memcpy(levels, set.values, sizeof(float) * set.record.n_symbols);
-    check_scales(*task.source, unit, task.block, task.plane);
     metered_vector<float> scales(unit.n_rows);
     for (uint32_t t = 0; t < unit.n_rows; t++) {
-        const uint32_t bits = unit.scale_base + unpack_bits(unit.packed_scales, t, unit.scale_bits);
-        scales[t]           = scale_from_bits(bits, plane.scale_type);
+        scales[t] = scale_from_bits(checked_scale(*task.source, unit, task.block, task.plane, t), plane.scale_type);
     }
 
     // groups are decoded side by side, as many as a rotation spans and at least two
@@ -248,7 +247,7 @@ void decode_lossy(const unit_task & task, const unit_view & unit) {
 class bit_joiner {
   public:
     bit_joiner(const unit_task & task, const unit_view & unit, const symbol_set & set)
-        : plane_(task.record()), unit_(unit), end_(task.bytes->end()) {
+        : task_(task), plane_(task.record()), unit_(unit), end_(task.bytes->end()) {
         for (uint32_t s = 0; s < set.record.n_symbols; s++) {
             upper_[s] = static_cast<uint32_t>(uint64_t{ set.values[s] } << plane_.raw_bits);
         }
@@ -293,14 +292,10 @@ class bit_joiner {
   private:
     uint16_t block_scale(uint32_t row, uint32_t first_channel) const {
         const uint64_t index = uint64_t{ row } * unit_.n_scales_a_row + first_channel / 32;
-        const uint64_t scale = uint64_t{ unit_.scale_base } + unpack_bits(unit_.packed_scales, index, unit_.scale_bits);
-        if (scale > 0xffff) {
-            fail(CACHEGEN_ERR_TABLE, "row %u: the scale of the block at channel %u has more than 16 bits", row,
-                 first_channel);
-        }
-        return static_cast<uint16_t>(scale);
+        return static_cast<uint16_t>(checked_scale(*task_.source, unit_, task_.block, task_.plane, index));
     }
 
+    const unit_task &    task_;
     const plane_record & plane_;
     const unit_view &    unit_;
     const uint8_t *      end_;
@@ -370,79 +365,6 @@ void decode_unit(const unit_task & task) {
     }
 }
 
-// the tokens of a range that a plane holds and a destination wants
-struct token_range {
-    uint64_t first;
-    uint64_t n;
-};
-
-token_range range_of(const plane_record & plane, const cachegen_lcg3_destination & destination, uint64_t first_token,
-                     uint64_t n_tokens) {
-    const uint64_t begin =
-        std::max({ first_token, uint64_t{ plane.first_token }, uint64_t{ destination.first_token } });
-    const uint64_t end = first_token + n_tokens;
-    return { begin, end - std::min(begin, end) };
-}
-
-void check_destination(const archive & source, uint32_t index, const cachegen_lcg3_destination & destination,
-                       uint64_t n_tokens) {
-    const plane_record & plane = source.planes[index];
-    const auto &         rows  = destination.rows;
-    validate_rows(rows, "a destination");
-    if (rows.n_channels != plane.n_channels || rows.n_tokens < n_tokens) {
-        fail(CACHEGEN_ERR_MISMATCH, "plane %u has %u channels, its destination %llu, with %llu tokens of %llu", index,
-             plane.n_channels, (ull) rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
-    }
-    const uint32_t n_rot = destination.n_rot;
-    if (n_rot != 0 &&
-        (n_rot < 2 || n_rot > max_rotation || (n_rot & (n_rot - 1)) != 0 || plane.n_channels % n_rot != 0)) {
-        fail(CACHEGEN_ERR_ARGUMENT, "plane %u: a destination rotated by %u of %u channels", index, n_rot,
-             plane.n_channels);
-    }
-}
-
-// A call's range and destinations, checked against the archive.
-struct decode_request {
-    const archive *                   source;
-    uint64_t                          first_token;
-    uint64_t                          n_tokens;
-    const cachegen_lcg3_destination * destinations;
-    metered_vector<uint32_t>          wanted; // planes that get something
-
-    uint64_t                      last_token() const { return first_token + n_tokens - 1; }
-    bool                          has_exact_rows() const { return first_token < source->head.n_exact_tokens; }
-    // blocks that hold some of the tokens: [first, end)
-    std::pair<uint32_t, uint32_t> blocks() const {
-        const header & head = source->head;
-        if (last_token() < head.n_exact_tokens) {
-            return { 0, 0 };
-        }
-        const uint64_t begin = std::max<uint64_t>(first_token, head.n_exact_tokens) - head.n_exact_tokens;
-        return { static_cast<uint32_t>(begin / head.block_tokens),
-                 static_cast<uint32_t>((last_token() - head.n_exact_tokens) / head.block_tokens) + 1 };
-    }
-};
-
-decode_request make_request(const archive & source, uint64_t first_token, uint64_t n_tokens,
-                            const cachegen_lcg3_destination * destinations) {
-    const header & head = source.head;
-    if (n_tokens == 0 || first_token > head.n_tokens || n_tokens > head.n_tokens - first_token) {
-        fail(CACHEGEN_ERR_ARGUMENT, "tokens from %llu, %llu of them; the archive has %u", (ull) first_token,
-             (ull) n_tokens, head.n_tokens);
-    }
-    decode_request request{ &source, first_token, n_tokens, destinations, {} };
-    for (uint32_t p = 0; p < head.n_planes; p++) {
-        if (destinations[p].rows.data != nullptr) {
-            const token_range range = range_of(source.planes[p], destinations[p], first_token, n_tokens);
-            check_destination(source, p, destinations[p], range.n);
-            if (range.n > 0) {
-                request.wanted.push_back(p);
-            }
-        }
-    }
-    return request;
-}
-
 void decode_exact_rows(const decode_request & request, const payload & bytes) {
     const archive & source = *request.source;
     uint64_t        offset = source.exact_offset;
@@ -450,7 +372,7 @@ void decode_exact_rows(const decode_request & request, const payload & bytes) {
         const plane_record & plane     = source.planes[p];
         const uint64_t       row_bytes = native_bytes(plane.type, plane.n_channels);
         const uint32_t       n_rows    = source.n_exact_rows(p);
-        const token_range    range = range_of(plane, request.destinations[p], request.first_token, request.n_tokens);
+        const token_range    range     = request.range(p);
         if (request.destinations[p].rows.data != nullptr && n_rows > 0 && range.n > 0) {
             const unit_task task{ &source, &bytes, 0, p, range.first, range.n, &request.destinations[p] };
             store_native(task, plane.first_token, n_rows, 0, plane.n_channels, bytes.at(offset), row_bytes);
@@ -463,9 +385,8 @@ void decode_blocks(const decode_request & request, const payload & bytes, uint32
                    const cachegen_executor * executor) {
     const auto & wanted = request.wanted;
     run_tasks(executor, uint64_t{ n_blocks } * wanted.size(), [&](uint64_t i) {
-        const uint32_t    p = wanted[i % wanted.size()];
-        const token_range range =
-            range_of(request.source->planes[p], request.destinations[p], request.first_token, request.n_tokens);
+        const uint32_t    p     = wanted[i % wanted.size()];
+        const token_range range = request.range(p);
         decode_unit({ request.source, &bytes, first_block + static_cast<uint32_t>(i / wanted.size()), p, range.first,
                       range.n, &request.destinations[p] });
     });

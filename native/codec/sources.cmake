@@ -11,6 +11,7 @@ set(CACHEGEN_DECODER_SOURCES
     lcg3_archive.cpp
     lcg3_decode.cpp
     lcg3_dequantize.cpp
+    lcg3_request.cpp
     meter.cpp
     native_tile.cpp
     rans_decode.cpp

@@ -43,6 +43,18 @@ class packer {
     std::vector<uint8_t> bytes_;
 };
 
+// what a part's plan takes at most. has_rows: a job for every row, not for those of exact rows alone
+uint64_t most_plan_bytes(const lcg3::archive & archive, bool has_rows) {
+    const uint64_t n_rows =
+        has_rows ? std::max(archive.head.block_tokens, archive.head.n_exact_tokens) : archive.head.n_exact_tokens;
+    uint64_t n_groups = 0;
+    for (const auto & plane : archive.planes) {
+        n_groups += (uint64_t{ plane.n_channels } + 31) / 32 + 1;
+    }
+    return archive.planes.size() * (sizeof(unit_job) + n_rows * sizeof(group_job)) +
+           n_groups * (sizeof(group_job) + sizeof(uint32_t)) + 64;
+}
+
 const char * words_for(uint32_t error) {
     switch (error) {
         case unit_words_short: return "the words end too early";
@@ -54,7 +66,8 @@ const char * words_for(uint32_t error) {
 } // namespace
 
 archive_decoder::archive_decoder(device & device, const void * metadata, uint64_t n_bytes, uint64_t archive_bytes,
-                                 uint64_t first_token, uint64_t n_tokens, const std::vector<device_rows> & destinations)
+                                 uint64_t first_token, uint64_t n_tokens,
+                                 const std::vector<cachegen_lcg3_destination> & destinations)
     : device_(device), archive_(lcg3::parse_metadata(metadata, n_bytes, archive_bytes)),
       plan_(archive_, first_token, n_tokens, destinations) {
     packer                constants;
@@ -71,6 +84,7 @@ archive_decoder::archive_decoder(device & device, const void * metadata, uint64_
     limits_.shared_bytes = device.shared_bytes();
     limits_.scratch_bytes =
         std::min(std::max(scratch_bytes, plan_.largest_scratch()), plan_.largest_scratch() * archive_.head.n_planes);
+    plan_bytes_ = most_plan_bytes(archive_, plan_.needs_scratch(limits_));
     try {
         constants_    = device.allocate(constants.bytes().size() + 16);
         errors_       = device.allocate(n_units * sizeof(uint32_t));
@@ -84,7 +98,7 @@ archive_decoder::archive_decoder(device & device, const void * metadata, uint64_
         for (uint32_t part = 0; part <= archive_.n_blocks; part++) {
             largest_part = std::max(largest_part, lcg3::part_of(archive_, part).n_bytes);
         }
-        device.make_slots(room_for_plan(largest_part));
+        device.make_slots(aligned(largest_part) + plan_bytes_);
         device.clear(errors_, n_units * sizeof(uint32_t));
     } catch (...) {
         for (const uint64_t address : { constants_, errors_, limits_.scratch }) {
@@ -111,21 +125,6 @@ archive_decoder::~archive_decoder() {
     }
 }
 
-// what a part's plan takes at most, behind its bytes
-uint64_t archive_decoder::room_for_plan(uint64_t n_bytes) const {
-    uint64_t n_groups = 0;
-    uint64_t n_rows   = 0;
-    for (const auto & plane : archive_.planes) {
-        n_groups += (uint64_t{ plane.n_channels } + 31) / 32 + 1;
-        n_rows += std::max(archive_.head.block_tokens, archive_.head.n_exact_tokens);
-    }
-    const bool needs_rows = plan_.needs_scratch(limits_);
-    return aligned(n_bytes) + archive_.planes.size() * sizeof(unit_job) + n_groups * (sizeof(group_job) + 4) +
-           (needs_rows ? n_rows : uint64_t{ archive_.head.n_exact_tokens } * archive_.planes.size()) *
-               sizeof(group_job) +
-           64;
-}
-
 // check what is in the memory of a slot; on any thread
 part_plan archive_decoder::prepare(uint32_t part, uint64_t number, uint8_t * memory) const {
     lcg3::payload payload  = lcg3::part_of(archive_, part);
@@ -146,7 +145,7 @@ void archive_decoder::enqueue(uint32_t part, uint64_t number, const part_plan & 
     const auto     place       = [&](const auto & items) {
         const uint64_t at = aligned(end);
         end               = at + bytes_of(items);
-        if (end > room_for_plan(n_bytes)) {
+        if (end > aligned(n_bytes) + plan_bytes_) {
             fail(CACHEGEN_ERR_INTERNAL, "a plan larger than its room");
         }
         if (!items.empty()) {

@@ -13,7 +13,8 @@ class archive_decoder {
      * Throws cachegen::error.
      */
     archive_decoder(device & device, const void * metadata, uint64_t n_bytes, uint64_t archive_bytes,
-                    uint64_t first_token, uint64_t n_tokens, const std::vector<device_rows> & destinations);
+                    uint64_t first_token, uint64_t n_tokens,
+                    const std::vector<cachegen_lcg3_destination> & destinations);
     ~archive_decoder();
     archive_decoder(const archive_decoder &)             = delete;
     archive_decoder & operator=(const archive_decoder &) = delete;
@@ -39,7 +40,6 @@ class archive_decoder {
     uint64_t host_bytes() const { return device_.host_slot_bytes(); }
 
   private:
-    uint64_t  room_for_plan(uint64_t n_bytes) const;
     part_plan prepare(uint32_t part, uint64_t number, uint8_t * memory) const;
     void      enqueue(uint32_t part, uint64_t number, const part_plan & plan, uint8_t * memory);
 
@@ -48,6 +48,7 @@ class archive_decoder {
     decode_plan             plan_;
     device_limits           limits_{};
     uint64_t                n_parts_      = 0; // so far
+    uint64_t                plan_bytes_   = 0; // of a part's plan, at most
     uint64_t                constants_    = 0; // tables, values, model numbers, cells
     uint64_t                errors_       = 0;
     uint64_t                device_bytes_ = 0;

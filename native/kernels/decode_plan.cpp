@@ -2,7 +2,6 @@
 
 #include "bit_pack.h"
 #include "native_tile.h"
-#include "typed_store.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +18,7 @@ constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
 constexpr uint32_t decode_warps = 16;
 constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
 
-uint32_t store_of(const device_rows & rows) {
+uint32_t store_of(const cachegen_rows & rows) {
     switch (rows.type) {
         case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
         case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
@@ -27,10 +26,6 @@ uint32_t store_of(const device_rows & rows) {
         case CACHEGEN_TYPE_Q8_0: return store_q8_0;
         default: return store_q4_0;
     }
-}
-
-uint32_t coded_rotation(const lcg3::plane_record & plane) {
-    return plane.flags & lcg3::plane_flag_unrotated ? 0 : plane.n_rot;
 }
 
 device_set make_set(const lcg3::symbol_set & set) {
@@ -59,82 +54,44 @@ device_set make_set(const lcg3::symbol_set & set) {
     return result;
 }
 
-void check_rows(const device_rows & rows, uint32_t index, const lcg3::plane_record & plane, uint64_t n_tokens) {
-    cachegen_rows checked{};
-    checked.type          = rows.type;
-    checked.is_transposed = rows.is_transposed;
-    checked.n_tokens      = rows.n_tokens;
-    checked.n_rows        = rows.n_rows;
-    checked.n_channels    = rows.n_channels;
-    checked.stride_bytes  = rows.stride_bytes;
-    checked.n_bytes       = UINT64_MAX; // whoever allocated the tensor knows
-    checked.cells         = rows.cells;
-    checked.data          = reinterpret_cast<void *>(rows.address); // never read
-    validate_rows(checked, "a destination");
-    if (rows.stride_bytes > UINT32_MAX) {
-        fail(CACHEGEN_ERR_UNSUPPORTED, "plane %u: a destination with %llu bytes from row to row, or channel to channel",
-             index, (ull) rows.stride_bytes);
-    }
-    if (rows.n_channels != plane.n_channels || rows.n_tokens < n_tokens) {
-        fail(CACHEGEN_ERR_MISMATCH, "plane %u has %u channels, its destination %u, with %llu tokens of %llu", index,
-             plane.n_channels, rows.n_channels, (ull) rows.n_tokens, (ull) n_tokens);
-    }
-    const uint32_t n_rot = rows.n_rot;
-    if (n_rot != 0 &&
-        (n_rot < 2 || n_rot > lcg3::max_rotation || (n_rot & (n_rot - 1)) != 0 || plane.n_channels % n_rot != 0)) {
-        fail(CACHEGEN_ERR_ARGUMENT, "plane %u: a destination rotated by %u of %u channels", index, n_rot,
-             plane.n_channels);
-    }
-}
-
 } // namespace
 
 decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, uint64_t n_tokens,
-                         const std::vector<device_rows> & destinations)
-    : archive_(archive), first_token_(first_token), end_token_(first_token + n_tokens), destinations_(destinations) {
-    const lcg3::header & head = archive.head;
-    if (n_tokens == 0 || first_token > head.n_tokens || n_tokens > head.n_tokens - first_token) {
-        fail(CACHEGEN_ERR_ARGUMENT, "tokens from %llu, %llu of them; the archive has %u", (ull) first_token,
-             (ull) n_tokens, head.n_tokens);
-    }
-    if (destinations.size() != head.n_planes) {
-        fail(CACHEGEN_ERR_ARGUMENT, "%zu destinations for %u planes", destinations.size(), head.n_planes);
-    }
+                         const std::vector<cachegen_lcg3_destination> & destinations)
+    : archive_(archive), destinations_(destinations),
+      request_(lcg3::make_request(archive, first_token, n_tokens, destinations_.data())) {
     for (const auto & set : archive.sets) {
         sets_.push_back(make_set(set));
     }
+    plane_models_.resize(archive.head.n_planes);
     // planes mostly share their cells
     std::vector<std::pair<const uint32_t *, uint32_t>> known;
-    for (uint32_t p = 0; p < head.n_planes; p++) {
-        plane_models_.push_back(static_cast<uint32_t>(models_.size()));
-        const device_rows & rows  = destinations[p];
-        const auto &        plane = archive.planes[p];
-        if (rows.address == 0) {
-            continue;
+    for (const uint32_t p : request_.wanted) {
+        const auto &            plane = archive.planes[p];
+        const auto &            rows  = destinations_[p].rows;
+        const lcg3::token_range range = request_.range(p);
+        if (rows.stride_bytes > UINT32_MAX) {
+            fail(CACHEGEN_ERR_UNSUPPORTED,
+                 "plane %u: a destination with %llu bytes from row to row, or channel to channel", p,
+                 (ull) rows.stride_bytes);
         }
-        const uint64_t begin = std::max({ first_token, uint64_t{ plane.first_token }, uint64_t{ rows.first_token } });
-        const uint64_t end   = first_token + n_tokens;
-        check_rows(rows, p, plane, end - std::min(begin, end));
-        if (begin >= end) {
-            continue;
-        }
+        plane_models_[p] = static_cast<uint32_t>(models_.size());
         if (archive.models[p] != nullptr) {
             models_.insert(models_.end(), archive.models[p], archive.models[p] + plane.n_channels);
         }
         const auto same = std::find_if(known.begin(), known.end(), [&](const auto & k) {
-            return k.first == rows.cells && cells_.size() - k.second >= end - begin;
+            return rows.cells != nullptr && k.first == rows.cells && cells_.size() - k.second >= range.n;
         });
-        uint32_t   at   = 0;
-        if (same != known.end() && rows.cells != nullptr) {
+        auto       at   = static_cast<uint32_t>(cells_.size());
+        if (same != known.end()) {
             at = same->second;
         } else {
-            at = static_cast<uint32_t>(cells_.size());
-            for (uint64_t t = 0; t < end - begin; t++) {
+            for (uint64_t t = 0; t < range.n; t++) {
                 cells_.push_back(rows.cells != nullptr ? rows.cells[t] : static_cast<uint32_t>(t));
             }
             known.emplace_back(rows.cells, at);
         }
-        wanted_.push_back({ p, begin, end, at });
+        wanted_.push_back({ p, range.first, range.first + range.n, at });
     }
 }
 
@@ -143,11 +100,11 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
     if (static_cast<lcg3::plane_mode>(plane.mode) != lcg3::plane_mode::lossy) {
         return false;
     }
-    const device_rows & rows     = destinations_[wanted.plane];
-    const uint32_t      from     = coded_rotation(plane);
-    const uint32_t      rotation = std::max(from, rows.n_rot);
+    const uint32_t from     = lcg3::coded_rotation(plane);
+    const uint32_t to       = destinations_[wanted.plane].n_rot;
+    const uint32_t rotation = std::max(from, to);
     // one rotation at most, and one that 32 lanes have at hand
-    if (from != rows.n_rot && ((from != 0 && rows.n_rot != 0) || rotation > 32 * max_side)) {
+    if (from != to && ((from != 0 && to != 0) || rotation > 32 * max_side)) {
         return false;
     }
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
@@ -172,8 +129,8 @@ bool decode_plan::needs_scratch(const device_limits & limits) const {
 }
 
 bool decode_plan::has_tokens_of(uint32_t block) const {
-    const uint64_t begin = archive_.block_first_token(block);
-    return begin < end_token_ && begin + archive_.head.block_tokens > first_token_;
+    const auto [first, end] = request_.blocks();
+    return block >= first && block < end;
 }
 
 std::vector<uint32_t> decode_plan::unit_planes(uint32_t block) const {
@@ -190,11 +147,11 @@ std::vector<uint32_t> decode_plan::unit_planes(uint32_t block) const {
 }
 
 unit_job decode_plan::describe(const wanted_plane & wanted, uint64_t first_token, uint32_t n_rows) const {
-    const auto &        plane = archive_.planes[wanted.plane];
-    const device_rows & rows  = destinations_[wanted.plane];
-    unit_job            unit{};
-    unit.dest            = rows.address;
-    unit.dest_stride     = static_cast<uint32_t>(rows.stride_bytes);
+    const auto & plane = archive_.planes[wanted.plane];
+    const auto & to    = destinations_[wanted.plane];
+    unit_job     unit{};
+    unit.dest            = reinterpret_cast<uint64_t>(to.rows.data);
+    unit.dest_stride     = static_cast<uint32_t>(to.rows.stride_bytes);
     unit.n_rows          = n_rows;
     unit.n_channels      = plane.n_channels;
     unit.n_groups        = (plane.n_channels + 31) / 32;
@@ -204,9 +161,9 @@ unit_job decode_plan::describe(const wanted_plane & wanted, uint64_t first_token
     unit.first_row       = static_cast<uint32_t>(begin - std::min(begin, first_token));
     unit.end_row         = static_cast<uint32_t>(end - std::min(end, first_token));
     unit.cells           = wanted.cells + static_cast<uint32_t>(begin - wanted.first_token);
-    unit.undo_rotation   = plane.n_rot != rows.n_rot ? plane.n_rot : 0;
-    unit.apply_rotation  = plane.n_rot != rows.n_rot ? rows.n_rot : 0;
-    unit.is_same         = plane.type == rows.type && plane.n_rot == rows.n_rot;
+    unit.undo_rotation   = plane.n_rot != to.n_rot ? plane.n_rot : 0;
+    unit.apply_rotation  = plane.n_rot != to.n_rot ? to.n_rot : 0;
+    unit.is_same         = plane.type == to.rows.type && plane.n_rot == to.n_rot;
     return unit;
 }
 
@@ -222,7 +179,7 @@ void decode_plan::add_exact_rows(part_plan & plan, const lcg3::payload & bytes, 
             unit_job unit = describe(*wanted, plane.first_token, n_rows);
             unit.native   = bytes_address + (offset - bytes.offset);
             for (uint32_t row = unit.first_row; row < unit.end_row; row++) {
-                by_store[store_of(destinations_[p])].push_back({ static_cast<uint32_t>(plan.units.size()), row });
+                by_store[store_of(destinations_[p].rows)].push_back({ static_cast<uint32_t>(plan.units.size()), row });
             }
             plan.units.push_back(unit);
             ++wanted;
@@ -265,7 +222,7 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
         const auto     mode   = static_cast<lcg3::plane_mode>(plane.mode);
         const uint32_t n_rows = archive_.unit_n_tokens(plan.block, p);
         const uint32_t from   = archive_.unit_first_token(plan.block, p);
-        const uint32_t store  = store_of(destinations_[p]);
+        const uint32_t store  = store_of(destinations_[p].rows);
         const auto     index  = static_cast<uint32_t>(plan.units.size());
         if (n_rows == 0) {
             continue;
@@ -299,8 +256,8 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
             plan.group_words.push_back(static_cast<uint32_t>((words - view.group_words[0]) / 2));
         }
         if (is_fused(wanted, limits)) {
-            const uint32_t rotation = coded_rotation(plane) != destinations_[p].n_rot
-                                          ? std::max(coded_rotation(plane), destinations_[p].n_rot)
+            const uint32_t rotation = lcg3::coded_rotation(plane) != destinations_[p].n_rot
+                                          ? std::max(lcg3::coded_rotation(plane), destinations_[p].n_rot)
                                           : 0;
             unit.undo_rotation      = 0;
             unit.apply_rotation     = rotation;
@@ -315,10 +272,11 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
         } else {
             if (mode == lcg3::plane_mode::lossy) {
                 unit.native_type             = CACHEGEN_TYPE_F32;
-                const uint32_t from_rotation = coded_rotation(plane);
+                const uint32_t from_rotation = lcg3::coded_rotation(plane);
                 unit.undo_rotation           = from_rotation != destinations_[p].n_rot ? from_rotation : 0;
                 unit.apply_rotation          = from_rotation != destinations_[p].n_rot ? destinations_[p].n_rot : 0;
-                unit.is_same = destinations_[p].type == CACHEGEN_TYPE_F32 && from_rotation == destinations_[p].n_rot;
+                unit.is_same =
+                    destinations_[p].rows.type == CACHEGEN_TYPE_F32 && from_rotation == destinations_[p].n_rot;
             }
             const uint64_t needed = (native_bytes(unit.native_type, plane.n_channels) * n_rows + 15) / 16 * 16;
             if (scratch_used + needed > limits.scratch_bytes) {
@@ -359,7 +317,7 @@ part_plan decode_plan::plan(uint32_t part, const lcg3::payload & bytes, uint64_t
     if (part == 0) {
         lcg3::check_padding(archive_, bytes);
         lcg3::check_exact_digest(archive_, bytes);
-        if (first_token_ < archive_.head.n_exact_tokens) {
+        if (request_.has_exact_rows()) {
             add_exact_rows(plan, bytes, bytes_address);
         }
         return plan;

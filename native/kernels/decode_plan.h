@@ -3,25 +3,11 @@
 #pragma once
 
 #include "jobs.h"
-#include "lcg3_archive.h"
+#include "lcg3_request.h"
 
 #include <vector>
 
 namespace kernels {
-
-// Where a plane goes, in a device's memory. No address: nowhere.
-struct device_rows {
-    uint32_t         type; // cachegen_type
-    uint32_t         is_transposed;
-    uint64_t         address;
-    uint64_t         stride_bytes;
-    uint64_t         n_rows;
-    uint32_t         n_channels;
-    uint32_t         n_rot;
-    uint32_t         first_token; // of the archive; tokens before are not wanted
-    uint64_t         n_tokens;    // of cells
-    const uint32_t * cells;       // in host memory, of the first wanted token on; NULL: rows 0, 1, ...
-};
 
 // A set's tables as the kernels read them.
 struct device_set {
@@ -59,9 +45,10 @@ struct device_limits {
 
 class decode_plan {
   public:
-    // throws cachegen::error for a range or destination that does not fit the archive
+    // destinations: one a plane, data being an address on the device; cells in host memory, not kept. Throws
+    // cachegen::error for a range or destination that does not fit the archive.
     decode_plan(const cachegen::lcg3::archive & archive, uint64_t first_token, uint64_t n_tokens,
-                const std::vector<device_rows> & destinations);
+                const std::vector<cachegen_lcg3_destination> & destinations);
 
     const std::vector<device_set> & sets() const { return sets_; }
     const std::vector<uint8_t> &    models() const { return models_; }
@@ -96,18 +83,16 @@ class decode_plan {
                        const device_limits & limits) const;
     void     add_exact_rows(part_plan & plan, const cachegen::lcg3::payload & bytes, uint64_t bytes_address) const;
 
-    // a block that holds some of the tokens; of others only the digest is looked at
     bool has_tokens_of(uint32_t block) const;
 
-    const cachegen::lcg3::archive & archive_;
-    uint64_t                        first_token_;
-    uint64_t                        end_token_;
-    std::vector<device_rows>        destinations_;
-    std::vector<wanted_plane>       wanted_;
-    std::vector<device_set>         sets_;
-    std::vector<uint8_t>            models_;
-    std::vector<uint32_t>           plane_models_; // index of each plane's first
-    std::vector<uint32_t>           cells_;
+    const cachegen::lcg3::archive &        archive_;
+    std::vector<cachegen_lcg3_destination> destinations_;
+    cachegen::lcg3::decode_request         request_; // of destinations_
+    std::vector<wanted_plane>              wanted_;
+    std::vector<device_set>                sets_;
+    std::vector<uint8_t>                   models_;
+    std::vector<uint32_t>                  plane_models_; // index of each plane's first
+    std::vector<uint32_t>                  cells_;
 };
 
 } // namespace kernels

@@ -247,19 +247,21 @@ int main(int argc, char ** argv) {
             { "F16, transposed", CACHEGEN_TYPE_F16, 1, 0, 1 },
         };
         for (const auto & v : variants) {
-            std::vector<device_rows> rows(n_planes);
-            const uint64_t           row_bytes = cachegen::native_bytes(v.type, n_channels);
+            std::vector<cachegen_lcg3_destination> destinations(n_planes);
+            const uint64_t                         row_bytes = cachegen::native_bytes(v.type, n_channels);
             for (uint32_t p = 0; p < n_planes; p++) {
-                rows[p].type          = v.type;
-                rows[p].is_transposed = v.is_transposed;
-                rows[p].address       = destination + uint64_t{ p } * n_tokens * row_bytes;
-                rows[p].stride_bytes  = v.is_transposed ? uint64_t{ n_tokens } * 2 : row_bytes;
-                rows[p].n_rows        = n_tokens;
-                rows[p].n_channels    = n_channels;
-                rows[p].n_rot         = v.n_rot;
-                rows[p].n_tokens      = n_tokens;
+                auto & rows           = destinations[p].rows;
+                rows.type             = v.type;
+                rows.is_transposed    = v.is_transposed;
+                rows.n_tokens         = n_tokens;
+                rows.n_rows           = n_tokens;
+                rows.n_channels       = n_channels;
+                rows.stride_bytes     = v.is_transposed ? uint64_t{ n_tokens } * 2 : row_bytes;
+                rows.n_bytes          = n_tokens * row_bytes;
+                rows.data             = reinterpret_cast<void *>(destination + p * rows.n_bytes);
+                destinations[p].n_rot = v.n_rot;
             }
-            const decode_plan     plan(parsed, 0, n_tokens, rows);
+            const decode_plan     plan(parsed, 0, n_tokens, destinations);
             const device_limits   limits{ device.shared_bytes(), 0, 0 };
             part_plan             all = merge(plan, parsed, bytes, at, limits);
             std::vector<uint32_t> errors(all.units.size());

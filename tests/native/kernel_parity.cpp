@@ -163,7 +163,7 @@ struct destinations {
     std::vector<bytes>                     host;
     std::vector<std::vector<uint32_t>>     cells;
     std::vector<cachegen_lcg3_destination> expected;
-    std::vector<kernels::device_rows>      on_device;
+    std::vector<cachegen_lcg3_destination> on_device;
 
     destinations(kernels::device & device, const page_case & page, std::mt19937 & random) : device(device) {
         try {
@@ -180,8 +180,8 @@ struct destinations {
     destinations & operator=(const destinations &) = delete;
 
     void release() {
-        for (const auto & rows : on_device) {
-            device.release(rows.address);
+        for (size_t i = 0; i < on_device.size(); i++) {
+            device.release(address(i));
         }
     }
 
@@ -207,34 +207,28 @@ struct destinations {
             for (auto & byte : host[i]) {
                 byte = static_cast<uint8_t>(random());
             }
-            destination.n_rot       = p.n_rot;
-            destination.first_token = p.wanted_from;
-            kernels::device_rows there{};
+            destination.n_rot               = p.n_rot;
+            destination.first_token         = p.wanted_from;
+            cachegen_lcg3_destination there = destination;
             if (p.is_left_out) {
                 destination.rows.data = nullptr;
+                there.rows.data       = nullptr;
             } else {
-                there.type          = p.type;
-                there.is_transposed = p.is_transposed;
-                there.address       = device.allocate(std::max<size_t>(host[i].size(), 1));
-                there.stride_bytes  = destination.rows.stride_bytes;
-                there.n_rows        = rows;
-                there.n_channels    = p.plane.n_channels;
-                there.n_rot         = p.n_rot;
-                there.first_token   = p.wanted_from;
-                there.n_tokens      = n;
-                there.cells         = destination.rows.cells;
+                there.rows.data = reinterpret_cast<void *>(device.allocate(std::max<size_t>(host[i].size(), 1)));
             }
             expected.push_back(destination);
             on_device.push_back(there);
-            if (there.address != 0) {
-                device.upload(there.address, host[i].data(), host[i].size());
+            if (there.rows.data != nullptr) {
+                device.upload(address(i), host[i].data(), host[i].size());
             }
         }
     }
 
+    uint64_t address(size_t i) const { return reinterpret_cast<uint64_t>(on_device[i].rows.data); }
+
     bytes read(size_t i) const {
         bytes result(host[i].size());
-        device.download(result.data(), on_device[i].address, result.size());
+        device.download(result.data(), address(i), result.size());
         return result;
     }
 };
@@ -251,7 +245,7 @@ struct outcome {
 };
 
 outcome decode_on_device(kernels::device & device, const bytes & archive, const page_case & page,
-                         const std::vector<kernels::device_rows> & rows, bool is_in_threads) {
+                         const std::vector<cachegen_lcg3_destination> & rows, bool is_in_threads) {
     outcome result;
     result.status = cachegen::guard([&] {
         kernels::archive_decoder decoder(device, archive.data(), archive.size(), archive.size(), page.first_token,
