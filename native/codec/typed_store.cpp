@@ -256,9 +256,8 @@ const row_converters & converters() {
 }
 
 void validate_rows(const cachegen_rows & rows, const char * what) {
-    const bool is_block = rows.type == CACHEGEN_TYPE_Q8_0 || rows.type == CACHEGEN_TYPE_Q4_0;
-    if (!is_block && rows.type != CACHEGEN_TYPE_F32 && rows.type != CACHEGEN_TYPE_F16 &&
-        rows.type != CACHEGEN_TYPE_BF16) {
+    const bool is_block = is_block_type(rows.type);
+    if (!has_typed_store(rows.type, false)) {
         fail(CACHEGEN_ERR_UNSUPPORTED, "%s of type %u; F32, F16, BF16, Q8_0 and Q4_0 are possible", what, rows.type);
     }
     if (rows.is_transposed > 1 || rows.data == nullptr || rows.n_channels == 0) {

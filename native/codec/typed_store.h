@@ -8,6 +8,16 @@
 
 namespace cachegen {
 
+inline bool is_block_type(uint32_t type) {
+    return type == CACHEGEN_TYPE_Q8_0 || type == CACHEGEN_TYPE_Q4_0;
+}
+
+// blocks of channels cannot be transposed
+inline bool has_typed_store(uint32_t type, bool is_transposed) {
+    return type == CACHEGEN_TYPE_F32 || type == CACHEGEN_TYPE_F16 || type == CACHEGEN_TYPE_BF16 ||
+           (is_block_type(type) && !is_transposed);
+}
+
 // throws ERR_ARGUMENT or ERR_UNSUPPORTED unless every row that `rows` describes lies inside its bytes
 void validate_rows(const cachegen_rows & rows, const char * what);
 

@@ -2,84 +2,26 @@
 #include "kv-codec-cpu.h"
 
 #include "cachegen.h"
+#include "codec_rows.h"
+#include "executor.h"
 #include "meter.h"
+#include "status.h"
 
 #include <memory>
 #include <new>
 
 namespace {
 
-// why the last call failed, unless the codec says it
-thread_local const char * own_message = nullptr;
-
-int32_t own_failure(int32_t status, const char * message) {
-    own_message = message;
-    return status;
-}
-
-int32_t codec_result(int32_t status) {
-    own_message = nullptr;
-    return status;
-}
-
 int32_t wrong_format() {
-    return own_failure(CACHEGEN_ERR_UNSUPPORTED, "the CPU backend codes no format but LCG3");
+    return cachegen::set_error(CACHEGEN_ERR_UNSUPPORTED, "the CPU backend codes no format but LCG3");
 }
 
 int32_t out_of_memory() {
-    return own_failure(CACHEGEN_ERR_OUT_OF_MEMORY, "out of memory");
-}
-
-const char * last_message() {
-    return own_message ? own_message : cachegen_last_message();
-}
-
-struct executor_deleter {
-    void operator()(cachegen_executor * executor) const { cachegen_executor_free(executor); }
-};
-
-using executor_ptr = std::unique_ptr<cachegen_executor, executor_deleter>;
-
-executor_ptr make_executor(uint32_t n_threads) {
-    cachegen_executor * executor = nullptr;
-    // without threads to be had, the calling one does the work
-    if (n_threads > 1) {
-        cachegen_executor_new(n_threads, &executor);
-    }
-    return executor_ptr(executor);
-}
-
-cachegen_rows host_rows(const ggml_kv_codec_rows & rows) {
-    cachegen_rows result{};
-    if (rows.tensor == nullptr) {
-        return result;
-    }
-    const ggml_tensor & tensor     = *rows.tensor;
-    const uint64_t      cell_bytes = ggml_row_size(tensor.type, static_cast<int64_t>(rows.n_channels));
-    result.type                    = static_cast<uint32_t>(tensor.type);
-    result.is_transposed           = rows.is_transposed;
-    result.n_tokens                = rows.n_tokens;
-    result.n_rows                  = rows.n_cells;
-    result.n_channels              = rows.n_channels;
-    result.stride_bytes            = rows.is_transposed ? rows.n_cells * ggml_type_size(tensor.type) : cell_bytes;
-    result.n_bytes                 = rows.n_cells * cell_bytes;
-    result.cells                   = rows.cells;
-    result.data                    = static_cast<uint8_t *>(tensor.data) + rows.offset;
-    return result;
+    return cachegen::set_error(CACHEGEN_ERR_OUT_OF_MEMORY, "out of memory");
 }
 
 bool supports(ggml_kv_codec_format format, ggml_type type, bool is_transposed, bool) {
-    if (format != GGML_KV_CODEC_FORMAT_LCG3) {
-        return false;
-    }
-    switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16: return true;
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q4_0: return !is_transposed;
-        default: return false;
-    }
+    return format == GGML_KV_CODEC_FORMAT_LCG3 && codec_takes(type, is_transposed);
 }
 
 } // namespace
@@ -88,7 +30,7 @@ struct ggml_kv_codec_decoder {
     cachegen::memory_meter                              meter; // of all that follows
     cachegen_lcg3 *                                     reader = nullptr;
     cachegen::metered_vector<cachegen_lcg3_destination> destinations;
-    executor_ptr                                        executor;
+    cachegen::executor_ptr                              executor;
     uint64_t                                            first_token = 0;
     uint64_t                                            n_tokens    = 0;
 
@@ -118,11 +60,11 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
         const cachegen::metering of_decoder(&decoder->meter);
         decoder->first_token = first_token;
         decoder->n_tokens    = n_tokens;
-        decoder->executor    = make_executor(n_threads);
+        decoder->executor    = cachegen::make_executor(n_threads);
         for (uint64_t i = 0; i < n_rows; i++) {
-            decoder->destinations[i] = { host_rows(rows[i]), rows[i].n_rot, rows[i].first_token };
+            decoder->destinations[i] = tensor_destination(rows[i]);
         }
-        *status = codec_result(cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &decoder->reader));
+        *status = cachegen_lcg3_open_metadata(metadata, n_bytes, archive_bytes, &decoder->reader);
         return *status == CACHEGEN_OK ? decoder.release() : nullptr;
     } catch (const std::bad_alloc &) {
         *status = out_of_memory();
@@ -132,9 +74,9 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t, ggml_kv_codec_format format,
 
 int32_t decoder_part(ggml_kv_codec_decoder * decoder, uint32_t part, const void * bytes, uint64_t n_bytes) {
     const cachegen::metering of_decoder(&decoder->meter);
-    return codec_result(cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token,
-                                                  decoder->n_tokens, decoder->destinations.data(),
-                                                  decoder->destinations.size(), decoder->executor.get()));
+    return cachegen_lcg3_decode_part(decoder->reader, part, bytes, n_bytes, decoder->first_token, decoder->n_tokens,
+                                     decoder->destinations.data(), decoder->destinations.size(),
+                                     decoder->executor.get());
 }
 
 int32_t decoder_finish(ggml_kv_codec_decoder *) {
@@ -160,14 +102,14 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes,
         const cachegen::metering                of_encoder(&meter);
         cachegen::metered_vector<cachegen_rows> sources(n_rows);
         for (uint64_t i = 0; i < n_rows; i++) {
-            sources[i] = host_rows(rows[i]);
+            sources[i] = tensor_rows(rows[i]);
         }
-        const executor_ptr  executor = make_executor(n_threads);
-        const cachegen_sink sink{ user_data, write };
-        const int32_t       status = codec_result(cachegen_lcg3_encode_to(
-            static_cast<const cachegen_lcg3_plane *>(planes), sources.data(), n_rows,
-            static_cast<const cachegen_lcg3_options *>(options), executor.get(), &sink, n_bytes));
-        *peak_bytes                = meter.peak();
+        const cachegen::executor_ptr executor = cachegen::make_executor(n_threads);
+        const cachegen_sink          sink{ user_data, write };
+        const int32_t status = cachegen_lcg3_encode_to(static_cast<const cachegen_lcg3_plane *>(planes), sources.data(),
+                                                       n_rows, static_cast<const cachegen_lcg3_options *>(options),
+                                                       executor.get(), &sink, n_bytes);
+        *peak_bytes          = meter.peak();
         return status;
     } catch (const std::bad_alloc &) {
         return out_of_memory();
@@ -176,7 +118,7 @@ int32_t encode(ggml_backend_t, ggml_kv_codec_format format, const void * planes,
 
 const ggml_kv_codec_procs procs = {
     GGML_KV_CODEC_VERSION, supports,     decoder_new,        decoder_part, nullptr,
-    decoder_finish,        decoder_free, decoder_peak_bytes, encode,       last_message
+    decoder_finish,        decoder_free, decoder_peak_bytes, encode,       cachegen_last_message
 };
 
 } // namespace

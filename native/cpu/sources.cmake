@@ -4,5 +4,5 @@
 include(${GGML_CACHEGEN_ROOT}/codec/library.cmake)
 
 target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_CACHEGEN_ROOT}/cpu/kv-codec-cpu.cpp)
-target_include_directories(${GGML_CPU_NAME} PRIVATE ${GGML_CACHEGEN_ROOT}/cpu)
+target_include_directories(${GGML_CPU_NAME} PRIVATE ${GGML_CACHEGEN_ROOT}/cpu ${GGML_CACHEGEN_ROOT}/procs)
 cachegen_link_hidden(${GGML_CPU_NAME})

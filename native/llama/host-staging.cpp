@@ -1,5 +1,6 @@
 #include "host-staging.h"
 
+#include "codec_rows.h"
 #include "page-copy.h"
 
 #include "ggml-backend.h"
@@ -12,29 +13,14 @@ namespace {
 
 constexpr uint64_t max_staged_bytes = 16u << 20;
 
-staging_executor make_executor(uint32_t n_threads) {
-    cachegen_executor * executor = nullptr;
-    if (n_threads > 1) { // without threads to be had, the calling one does the work
-        cachegen_executor_new(n_threads, &executor);
-    }
-    return staging_executor(executor);
-}
-
 uint64_t row_bytes(const ggml_kv_codec_rows & rows) {
     return ggml_row_size(rows.tensor->type, int64_t(rows.n_channels));
 }
 
-// tokens of a component in memory of their own, laid out as in its tensor
-cachegen_rows packed_rows(const ggml_kv_codec_rows & rows, uint64_t n_tokens, uint8_t * data) {
-    cachegen_rows result = {};
-    result.type          = uint32_t(rows.tensor->type);
-    result.is_transposed = rows.is_transposed;
-    result.n_tokens      = n_tokens;
-    result.n_rows        = n_tokens;
-    result.n_channels    = rows.n_channels;
-    result.stride_bytes  = rows.is_transposed ? n_tokens * ggml_type_size(rows.tensor->type) : row_bytes(rows);
-    result.n_bytes       = n_tokens * row_bytes(rows);
-    result.data          = data;
+// n of its tokens in memory of their own, laid out as in its tensor
+cachegen_rows packed_rows(const ggml_kv_codec_rows & rows, uint64_t n, uint8_t * data) {
+    cachegen_rows result = codec_rows(rows, n, data);
+    result.n_tokens      = n;
     return result;
 }
 
@@ -67,23 +53,8 @@ void read_rows(const ggml_kv_codec_rows & rows, uint64_t first, uint64_t n, uint
 
 } // namespace
 
-bool staging_supports(enum ggml_type type, bool is_transposed) {
-    switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16: return true;
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q4_0: return !is_transposed;
-        default: return false;
-    }
-}
-
 staged_decoder::staged_decoder(const cachegen_lcg3 * reader, std::vector<ggml_kv_codec_rows> rows, uint32_t n_threads)
-    : reader_(reader), rows_(std::move(rows)), executor_(make_executor(n_threads)) {
-    for (const auto & one : rows_) {
-        n_components_ += one.tensor != nullptr;
-    }
-}
+    : reader_(reader), rows_(std::move(rows)), executor_(cachegen::make_executor(n_threads)) {}
 
 int32_t staged_decoder::decode_part(uint32_t part, const void * bytes, uint64_t n_bytes, uint32_t first_token,
                                     uint32_t end_token) {
@@ -144,10 +115,8 @@ int32_t staged_encode(const cachegen_lcg3_plane * planes, const cachegen_lcg3_op
             sources[i]        = packed_rows(one, one.n_tokens, nullptr);
             sources[i].n_rows = 0;
         } else {
-            sources[i]       = packed_rows(one, one.n_cells, static_cast<uint8_t *>(one.tensor->data) + one.offset);
-            sources[i].cells = one.cells;
+            sources[i] = tensor_rows(one);
         }
-        sources[i].n_tokens = one.n_tokens;
     }
 
     struct state {
@@ -162,7 +131,7 @@ int32_t staged_encode(const cachegen_lcg3_plane * planes, const cachegen_lcg3_op
                                              read_rows(self.rows[plane], first, n, static_cast<uint8_t *>(out));
                                              return 0;
                                          } };
-    const auto          executor = make_executor(n_threads);
+    const auto          executor = cachegen::make_executor(n_threads);
     const cachegen_sink sink     = { user_data, write };
     const int32_t       status   = cachegen_lcg3_encode_from(planes, sources.data(), rows.size(), &reader, options,
                                                              executor.get(), &sink, n_bytes);

@@ -3,21 +3,12 @@
 #pragma once
 
 #include "cachegen.h"
+#include "executor.h"
 #include "ggml-kv-codec.h"
 #include "meter.h"
 
 #include <cstdint>
-#include <memory>
 #include <vector>
-
-// can the codec of this library stand in for a backend's?
-bool staging_supports(enum ggml_type type, bool is_transposed);
-
-struct staging_executor_deleter {
-    void operator()(cachegen_executor * executor) const { cachegen_executor_free(executor); }
-};
-
-using staging_executor = std::unique_ptr<cachegen_executor, staging_executor_deleter>;
 
 // Decodes into tensors of any backend. At a time it holds one block of as many planes as fit in 16 MiB, one at least.
 class staged_decoder {
@@ -28,15 +19,13 @@ class staged_decoder {
     // Status of the codec. Throws what a backend throws. [first_token, end_token): those of the part that are wanted.
     int32_t decode_part(uint32_t part, const void * bytes, uint64_t n_bytes, uint32_t first_token, uint32_t end_token);
 
-    uint32_t n_components() const { return n_components_; }
     uint64_t peak_bytes() const { return meter_.peak(); }
 
   private:
     cachegen::memory_meter          meter_;
     const cachegen_lcg3 *           reader_;
     std::vector<ggml_kv_codec_rows> rows_;
-    staging_executor                executor_;
-    uint32_t                        n_components_ = 0;
+    cachegen::executor_ptr          executor_;
 };
 
 // The backend's encode() over tensors of any backend. is_staged: one for each plane; the others are in host memory.

@@ -2,6 +2,7 @@
 #include "llama-cachegen.h"
 
 #include "cachegen.h"
+#include "codec_rows.h"
 #include "host-staging.h"
 #include "meter.h"
 #include "page-cache.h"
@@ -140,7 +141,7 @@ bool assign_codecs(std::vector<live_component> & components, bool is_encode, con
         if (can_code(c.backend, *c.tensor, c.description.transposed, is_encode)) {
             continue;
         }
-        const bool can_stage = staging_supports(c.tensor->type, c.description.transposed);
+        const bool can_stage = codec_takes(c.tensor->type, c.description.transposed);
         if (!may_stage || !can_stage) {
             page_fail(LLAMA_KV_PAGE_REFUSED_CODEC, "layer %" PRId32 " %s: %s cannot %s %s%s%s", c.description.layer,
                       page_kind_name(c.description.kind), backend_name(c), is_encode ? "encode from" : "decode into",
@@ -162,7 +163,7 @@ bool assign_codecs(std::vector<live_component> & components, bool is_encode, con
     }
     for (auto & c : components) {
         c.is_staged = !ggml_backend_buffer_is_host(page_buffer(c.tensor));
-        if (!may_stage || !staging_supports(c.tensor->type, c.description.transposed)) {
+        if (!may_stage || !codec_takes(c.tensor->type, c.description.transposed)) {
             page_fail(LLAMA_KV_PAGE_REFUSED_CODEC,
                       "layers lie on %s and %s; one archive is encoded on one backend, or with "
                       "LLAMA_CACHEGEN_HOST_STAGED on the CPU",
@@ -415,14 +416,15 @@ struct llama_cachegen_import {
     llama_cachegen_import(const llama_cachegen_import &)             = delete;
     llama_cachegen_import & operator=(const llama_cachegen_import &) = delete;
 
-    void open();
-    void feed(const void * bytes, uint64_t n_bytes);
+    void              open();
+    void              feed(const void * bytes, uint64_t n_bytes);
     // all that is left, out of the whole archive
-    void feed_all(const void * archive);
-    // the caller's chance to stop
-    void ask_to_go_on() const;
-    void commit();
-    void close();
+    void              feed_all(const void * archive);
+    // the caller's chance to stop, and what comes of it
+    bool              may_go_on() const;
+    [[noreturn]] void fail_stopped() const;
+    void              commit();
+    void              close();
 
     // the wanted tokens of a part: [first, second); none: second <= first
     std::pair<uint32_t, uint32_t> wanted_tokens(uint32_t part) const {
@@ -518,7 +520,9 @@ void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
                   wanted);
     }
     has_failed = true;
-    ask_to_go_on();
+    if (!may_go_on()) {
+        fail_stopped();
+    }
     const int64_t t_start_us = ggml_time_us();
     for (const auto & d : decoders) {
         const int32_t status = d.procs->decoder_part(d.decoder, parts[next_part], bytes, n_bytes);
@@ -536,11 +540,13 @@ void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
     has_failed = false;
 }
 
-void llama_cachegen_import::ask_to_go_on() const {
-    if (plan.options.go_on && !plan.options.go_on(plan.options.user_data, done_bytes, wanted_bytes)) {
-        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
-                  wanted_bytes);
-    }
+bool llama_cachegen_import::may_go_on() const {
+    return !plan.options.go_on || plan.options.go_on(plan.options.user_data, done_bytes, wanted_bytes);
+}
+
+void llama_cachegen_import::fail_stopped() const {
+    page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
+              wanted_bytes);
 }
 
 void llama_cachegen_import::feed_all(const void * archive) {
@@ -575,10 +581,9 @@ void llama_cachegen_import::feed_all(const void * archive) {
         return 0;
     };
     source.next = [](void * user_data, uint32_t part) {
-        auto &       running = *static_cast<struct running *>(user_data);
-        auto &       import  = running.import;
-        const auto & o       = import.plan.options;
-        if (o.go_on && !o.go_on(o.user_data, import.done_bytes, import.wanted_bytes)) {
+        auto & running = *static_cast<struct running *>(user_data);
+        auto & import  = running.import;
+        if (!import.may_go_on()) {
             running.was_stopped = true;
             return 1;
         }
@@ -593,8 +598,7 @@ void llama_cachegen_import::feed_all(const void * archive) {
     const int32_t status =
         first.procs->decoder_run(first.decoder, &parts[next_part], parts.size() - next_part, &source);
     if (state.was_stopped) {
-        page_fail(LLAMA_KV_PAGE_ERR_CANCELLED, "the caller stopped after %" PRIu64 " of %" PRIu64 " bytes", done_bytes,
-                  wanted_bytes);
+        fail_stopped();
     }
     if (status != CACHEGEN_OK) {
         fail_codec(status, first.procs->last_message());
@@ -746,7 +750,7 @@ int32_t llama_cachegen_get_caps(llama_context * ctx, int32_t format, llama_cache
             components[i].transposed = c.description.transposed;
             components[i].can_import = can_code(c.backend, *c.tensor, c.description.transposed, false);
             components[i].can_export = can_code(c.backend, *c.tensor, c.description.transposed, true);
-            components[i].can_stage  = staging_supports(c.tensor->type, c.description.transposed);
+            components[i].can_stage  = codec_takes(c.tensor->type, c.description.transposed);
             snprintf(components[i].backend, sizeof(components[i].backend), "%s",
                      c.backend.backend ? ggml_backend_name(c.backend.backend) : "");
         }

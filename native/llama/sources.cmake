@@ -13,7 +13,7 @@ set(LLAMA_CACHEGEN_SOURCES
 )
 
 target_sources(llama PRIVATE ${LLAMA_CACHEGEN_SOURCES})
-target_include_directories(llama PRIVATE ${GGML_CACHEGEN_ROOT}/llama ${PROJECT_SOURCE_DIR}/vendor/hash/xxhash)
+target_include_directories(llama PRIVATE ${GGML_CACHEGEN_ROOT}/llama ${GGML_CACHEGEN_ROOT}/procs ${PROJECT_SOURCE_DIR}/vendor/hash/xxhash)
 
 set_source_files_properties(${LLAMA_CACHEGEN_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
