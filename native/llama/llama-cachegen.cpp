@@ -8,7 +8,6 @@
 #include "page-cache.h"
 #include "page-copy.h"
 #include "page-status.h"
-#include "read-ahead.h"
 
 #include "ggml-backend.h"
 #include "ggml-kv-codec.h"
@@ -551,15 +550,6 @@ void llama_cachegen_import::fail_stopped() const {
 
 void llama_cachegen_import::feed_all(const void * archive) {
     if (decoders.size() != 1 || staged || !decoders.front().procs->decoder_run) {
-        // one block after another is waited for otherwise
-        std::vector<read_ahead::range> ranges;
-        for (const uint32_t part : parts) {
-            uint64_t offset  = 0;
-            uint64_t n_bytes = 0;
-            part_bytes(part, offset, n_bytes);
-            ranges.emplace_back(static_cast<const uint8_t *>(archive) + offset, n_bytes);
-        }
-        const read_ahead reader(std::move(ranges));
         while (next_part < parts.size()) {
             uint64_t offset  = 0;
             uint64_t n_bytes = 0;

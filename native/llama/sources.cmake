@@ -9,7 +9,6 @@ set(LLAMA_CACHEGEN_SOURCES
     ${GGML_CACHEGEN_ROOT}/llama/page-copy.cpp
     ${GGML_CACHEGEN_ROOT}/llama/page-digest.cpp
     ${GGML_CACHEGEN_ROOT}/llama/page-status.cpp
-    ${GGML_CACHEGEN_ROOT}/llama/read-ahead.cpp
 )
 
 target_sources(llama PRIVATE ${LLAMA_CACHEGEN_SOURCES})
