@@ -1,5 +1,6 @@
 #include "emulated_device.h"
 
+#include "../dispatch.h"
 #include "../native_body.h"
 #include "status.h"
 
@@ -18,49 +19,20 @@ uint8_t * bytes_at(uint64_t address) {
     return reinterpret_cast<uint8_t *>(address);
 }
 
-template <uint32_t STORE, int R, bool IS_WIDE> void run_decode(const kc_thread & me, const launch_buffers & in,
-                                                               table_entry * table, uint8_t * rings,
-                                                               token_scratch * scratch) {
-    decode_kernel<STORE, R, IS_WIDE>(me, in, table, rings, scratch);
-}
-
 using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, token_scratch *);
-
-template <uint32_t STORE> decode_entry decode_of(uint32_t n_side, bool is_wide) {
-    switch (n_side) {
-        case 1: return is_wide ? run_decode<STORE, 1, true> : run_decode<STORE, 1, false>;
-        case 2: return is_wide ? run_decode<STORE, 2, true> : run_decode<STORE, 2, false>;
-        case 4: return is_wide ? run_decode<STORE, 4, true> : run_decode<STORE, 4, false>;
-        default: return is_wide ? run_decode<STORE, 8, true> : run_decode<STORE, 8, false>;
-    }
-}
+using place_entry  = void (*)(const kc_thread &, const launch_buffers &, float *);
 
 decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
-    switch (store) {
-        case store_f32: return decode_of<store_f32>(n_side, is_wide);
-        case store_f16: return decode_of<store_f16>(n_side, is_wide);
-        case store_bf16: return decode_of<store_bf16>(n_side, is_wide);
-        case store_q8_0: return decode_of<store_q8_0>(n_side, is_wide);
-        case store_q4_0: return decode_of<store_q4_0>(n_side, is_wide);
-        case store_f32_transposed: return decode_of<store_f32_transposed>(n_side, is_wide);
-        case store_f16_transposed: return decode_of<store_f16_transposed>(n_side, is_wide);
-        default: return decode_of<store_bf16_transposed>(n_side, is_wide);
-    }
+    return with_store(store, [&](auto kind) {
+        return with_side(n_side, [&](auto side) -> decode_entry {
+            return is_wide ? decode_kernel<decltype(kind)::value, decltype(side)::value, true>
+                           : decode_kernel<decltype(kind)::value, decltype(side)::value, false>;
+        });
+    });
 }
 
-using place_entry = void (*)(const kc_thread &, const launch_buffers &, float *);
-
 place_entry place_entry_of(uint32_t store) {
-    switch (store) {
-        case store_f32: return place_kernel<store_f32>;
-        case store_f16: return place_kernel<store_f16>;
-        case store_bf16: return place_kernel<store_bf16>;
-        case store_q8_0: return place_kernel<store_q8_0>;
-        case store_q4_0: return place_kernel<store_q4_0>;
-        case store_f32_transposed: return place_kernel<store_f32_transposed>;
-        case store_f16_transposed: return place_kernel<store_f16_transposed>;
-        default: return place_kernel<store_bf16_transposed>;
-    }
+    return with_store(store, [](auto kind) -> place_entry { return place_kernel<decltype(kind)::value>; });
 }
 
 } // namespace

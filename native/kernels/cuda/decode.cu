@@ -1,4 +1,5 @@
 // CUDA entries of the decoder: launch shapes and shared memory. What they do is in the bodies.
+#include "../dispatch.h"
 #include "../native_body.h"
 #include "decode.h"
 
@@ -35,39 +36,17 @@ template <uint32_t STORE> __global__ void __launch_bounds__(native_threads)
 
 using kernel = void (*)(launch_buffers);
 
-template <uint32_t STORE> kernel decode_of(int n_side, bool is_wide) {
-    switch (n_side) {
-        case 1: return is_wide ? decode<STORE, 1, true> : decode<STORE, 1, false>;
-        case 2: return is_wide ? decode<STORE, 2, true> : decode<STORE, 2, false>;
-        case 4: return is_wide ? decode<STORE, 4, true> : decode<STORE, 4, false>;
-        default: return is_wide ? decode<STORE, 8, true> : decode<STORE, 8, false>;
-    }
-}
-
-kernel decode_kernel_of(uint32_t store, int n_side, bool is_wide) {
-    switch (store) {
-        case store_f32: return decode_of<store_f32>(n_side, is_wide);
-        case store_f16: return decode_of<store_f16>(n_side, is_wide);
-        case store_bf16: return decode_of<store_bf16>(n_side, is_wide);
-        case store_q8_0: return decode_of<store_q8_0>(n_side, is_wide);
-        case store_q4_0: return decode_of<store_q4_0>(n_side, is_wide);
-        case store_f32_transposed: return decode_of<store_f32_transposed>(n_side, is_wide);
-        case store_f16_transposed: return decode_of<store_f16_transposed>(n_side, is_wide);
-        default: return decode_of<store_bf16_transposed>(n_side, is_wide);
-    }
+kernel decode_kernel_of(uint32_t store, uint32_t n_side, bool is_wide) {
+    return with_store(store, [&](auto kind) {
+        return with_side(n_side, [&](auto side) -> kernel {
+            return is_wide ? decode<decltype(kind)::value, decltype(side)::value, true>
+                           : decode<decltype(kind)::value, decltype(side)::value, false>;
+        });
+    });
 }
 
 kernel place_kernel_of(uint32_t store) {
-    switch (store) {
-        case store_f32: return place<store_f32>;
-        case store_f16: return place<store_f16>;
-        case store_bf16: return place<store_bf16>;
-        case store_q8_0: return place<store_q8_0>;
-        case store_q4_0: return place<store_q4_0>;
-        case store_f32_transposed: return place<store_f32_transposed>;
-        case store_f16_transposed: return place<store_f16_transposed>;
-        default: return place<store_bf16_transposed>;
-    }
+    return with_store(store, [](auto kind) -> kernel { return place<decltype(kind)::value>; });
 }
 
 uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
@@ -97,7 +76,7 @@ cudaError_t launch(kernel which, const launch_buffers & in, uint32_t n_workgroup
 
 cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
                           uint32_t max_workgroups, cudaStream_t stream) {
-    const kernel   which = decode_kernel_of(store, static_cast<int>(n_side), is_wide);
+    const kernel   which = decode_kernel_of(store, n_side, is_wide);
     const uint64_t bytes = decode_shared_bytes(in.set, n_side, n_threads);
     if (bytes > 48 << 10) {
         const cudaError_t error =
