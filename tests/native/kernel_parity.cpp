@@ -2,8 +2,8 @@
 
 #include "archive_decoder.h"
 #include "cachegen.h"
+#include "codec_types.h"
 #include "harness.h"
-#include "native_tile.h"
 #include "status.h"
 
 #include <algorithm>
@@ -17,23 +17,6 @@ namespace kernel_parity {
 namespace {
 
 using bytes = std::vector<uint8_t>;
-
-constexpr uint32_t types[] = { CACHEGEN_TYPE_F32, CACHEGEN_TYPE_F16, CACHEGEN_TYPE_BF16, CACHEGEN_TYPE_Q8_0,
-                               CACHEGEN_TYPE_Q4_0 };
-
-const char * type_name(uint32_t type) {
-    switch (type) {
-        case CACHEGEN_TYPE_F32: return "F32";
-        case CACHEGEN_TYPE_F16: return "F16";
-        case CACHEGEN_TYPE_BF16: return "BF16";
-        case CACHEGEN_TYPE_Q8_0: return "Q8_0";
-        default: return "Q4_0";
-    }
-}
-
-bool is_block(uint32_t type) {
-    return type == CACHEGEN_TYPE_Q8_0 || type == CACHEGEN_TYPE_Q4_0;
-}
 
 void check_ok(int32_t status) {
     if (status != CACHEGEN_OK) {
@@ -94,9 +77,8 @@ cachegen_rows rows_for(bytes & data, uint32_t type, uint32_t is_transposed, uint
     rows.n_tokens      = n_tokens;
     rows.n_rows        = n_rows;
     rows.n_channels    = n_channels;
-    rows.stride_bytes =
-        is_transposed ? n_rows * cachegen::native_bytes(type, 1) : cachegen::native_bytes(type, n_channels);
-    rows.n_bytes = n_rows * cachegen::native_bytes(type, n_channels);
+    rows.stride_bytes  = is_transposed ? n_rows * row_bytes(type, 1) : row_bytes(type, n_channels);
+    rows.n_bytes       = n_rows * row_bytes(type, n_channels);
     data.resize(rows.n_bytes);
     rows.cells = cells;
     rows.data  = data.data();
@@ -130,7 +112,7 @@ plane_case make_plane(std::mt19937 & random, uint32_t n_tokens, uint32_t mode, u
     const std::vector<float> values = make_values(random, n, n_channels, is_odd);
     const cachegen_rows      rows   = rows_for(result.source, type, 0, n, n, n_channels, nullptr);
     check_ok(cachegen_store_rows(&rows, 0, n, values.data()));
-    if (is_odd && mode != CACHEGEN_LCG3_LOSSY && !is_block(type)) {
+    if (is_odd && mode != CACHEGEN_LCG3_LOSSY && !is_block_type(type)) {
         // NaN and infinities survive
         for (size_t i = 0; i + 4 <= result.source.size(); i += 4 * (1 + random() % 500)) {
             constexpr uint32_t odd[] = { 0x7f800000, 0xff800000, 0x7fc00001, 0xffa00000, 0x80000000 };
@@ -357,7 +339,7 @@ void complete(std::mt19937 & random, const page_case & page, plane_case & p, uin
 
 // The same but for the bits of a NaN that arithmetic made: IEEE 754 leaves them open, and processors differ.
 bool is_equal(const plane_case & p, const bytes & got, const bytes & expected) {
-    if (got == expected || is_block(p.type)) {
+    if (got == expected || is_block_type(p.type)) {
         return got == expected;
     }
     const size_t   n_bytes  = p.type == CACHEGEN_TYPE_F32 ? 4 : 2;
@@ -428,10 +410,10 @@ coverage compare_pages(kernels::device & device, uint32_t n_rounds, bool is_larg
                 std::mt19937 random(1000 * round + 100 * mode + from);
                 page_case    page = make_page(random, is_large);
                 for (const uint32_t to : types) {
-                    for (uint32_t is_transposed = 0; is_transposed < (is_block(to) ? 1u : 2u); is_transposed++) {
+                    for (uint32_t is_transposed = 0; is_transposed < (is_block_type(to) ? 1u : 2u); is_transposed++) {
                         constexpr uint32_t whole[]  = { 32, 64, 128, 256, 320, 512 };
                         uint32_t           channels = whole[random() % (is_large ? 6 : 4)];
-                        if (!is_block(from) && !is_block(to) && random() % 3 == 0) {
+                        if (!is_block_type(from) && !is_block_type(to) && random() % 3 == 0) {
                             channels = 1 + random() % 100;
                         }
                         plane_case p = make_plane(random, page.n_tokens, mode, from, channels, round % 3 == 1);
