@@ -17,6 +17,11 @@ using ull = unsigned long long;
 namespace {
 
 constexpr uint64_t scratch_bytes = 16 << 20;
+constexpr uint64_t piece_bytes   = 1 << 20; // that a thread reads at a time
+
+uint32_t n_pieces_of(uint64_t n_bytes) {
+    return static_cast<uint32_t>(std::max<uint64_t>(1, (n_bytes + piece_bytes - 1) / piece_bytes));
+}
 
 uint64_t aligned(uint64_t n) {
     return (n + 15) / 16 * 16;
@@ -98,8 +103,8 @@ archive_decoder::archive_decoder(device & device, const void * metadata, uint64_
         for (uint32_t part = 0; part <= archive_.n_blocks; part++) {
             largest_part = std::max(largest_part, lcg3::part_of(archive_, part).n_bytes);
         }
-        device.make_slots(aligned(largest_part) + plan_bytes_);
         device.clear(errors_, n_units * sizeof(uint32_t));
+        device.make_slots(aligned(largest_part) + plan_bytes_);
     } catch (...) {
         for (const uint64_t address : { constants_, errors_, limits_.scratch }) {
             device.release(address);
@@ -162,7 +167,7 @@ void archive_decoder::enqueue(uint32_t part, uint64_t number, const part_plan & 
     in.models           = reinterpret_cast<const uint8_t *>(models_);
     in.cells            = reinterpret_cast<const uint32_t *>(cells_);
     in.errors = reinterpret_cast<uint32_t *>(errors_ + uint64_t{ part } * archive_.head.n_planes * sizeof(uint32_t));
-    device_.submit(host_slot, device_slot, end);
+    device_.submit(host_slot, device_slot, end, limits_.scratch != 0); // parts share the scratch
     for (const auto & launch : plan.launches) {
         in.groups   = reinterpret_cast<const group_job *>(jobs + launch.first_group_job * sizeof(group_job));
         in.n_groups = launch.n_group_jobs;
@@ -171,7 +176,7 @@ void archive_decoder::enqueue(uint32_t part, uint64_t number, const part_plan & 
             in.table  = reinterpret_cast<const table_entry *>(tables_[launch.set]);
             in.values = reinterpret_cast<const uint32_t *>(values_[launch.set]);
         }
-        device_.launch(launch, in);
+        device_.launch(launch, in, device_slot);
     }
     device_.retire(device_slot);
 }
@@ -188,22 +193,23 @@ void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) 
     enqueue(part, number, prepare(part, number, memory), memory);
 }
 
-// Threads read and check parts, each into its slot; this one enqueues them in order. A slot is free when its part has
-// been enqueued: host_slot() waits for the upload.
+// Threads read pieces of parts into slots, and who reads a part's last piece checks it; this one enqueues parts in
+// order. A slot is free when its part has been enqueued: host_slot() waits for the upload.
 void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source & from, uint32_t n_threads) {
-    struct ready_part {
+    struct part_state {
+        uint32_t  n_unread = 0; // pieces
         bool      is_ready = false;
         part_plan plan;
     };
     const uint64_t          first   = n_parts_;
     const uint32_t          n_slots = device_.n_host_slots();
-    std::vector<ready_part> ready(n_parts);
-    std::vector<uint8_t *>  memories(n_slots);
+    std::vector<part_state> states(n_parts);
     std::mutex              mutex;
     std::condition_variable changed;
-    uint64_t                next_part = 0; // to be read
-    uint64_t                n_done    = 0; // enqueued
-    cachegen_status         status    = CACHEGEN_OK;
+    uint64_t                next_part  = 0; // to be read
+    uint32_t                next_piece = 0; // of it
+    uint64_t                n_done     = 0; // enqueued
+    cachegen_status         status     = CACHEGEN_OK;
     std::string             message;
 
     const auto stop = [&](cachegen_status why, const char * what) {
@@ -223,9 +229,15 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
             stop(CACHEGEN_ERR_OUT_OF_MEMORY, "out of memory");
         }
     };
+    uint64_t n_pieces = 0;
+    for (uint64_t index = 0; index < n_parts; index++) {
+        states[index].n_unread = n_pieces_of(lcg3::part_of(archive_, parts[index]).n_bytes);
+        n_pieces += states[index].n_unread;
+    }
     const auto work = [&] {
         while (true) {
             uint64_t index;
+            uint32_t piece;
             {
                 std::unique_lock<std::mutex> lock(mutex);
                 // the slot's part before has been enqueued
@@ -235,25 +247,37 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
                 if (status != CACHEGEN_OK || next_part == n_parts) {
                     return;
                 }
-                index = next_part++;
+                index = next_part;
+                piece = next_piece++;
+                if (next_piece == n_pieces_of(lcg3::part_of(archive_, parts[index]).n_bytes)) {
+                    next_part++;
+                    next_piece = 0;
+                }
             }
-            const uint64_t      number = first + index;
-            const lcg3::payload where  = lcg3::part_of(archive_, parts[index]);
-            uint8_t * const     memory = device_.host_slot(static_cast<uint32_t>(number % n_slots));
-            if (from.read(from.user_data, where.offset, memory, where.n_bytes) != 0) {
+            const uint64_t      number  = first + index;
+            const lcg3::payload where   = lcg3::part_of(archive_, parts[index]);
+            const uint64_t      begin   = std::min(piece * piece_bytes, where.n_bytes);
+            const uint64_t      n_bytes = std::min(piece_bytes, where.n_bytes - begin);
+            uint8_t * const     memory  = device_.host_slot(static_cast<uint32_t>(number % n_slots));
+            if (from.read(from.user_data, where.offset + begin, memory + begin, n_bytes) != 0) {
                 fail(CACHEGEN_ERR_CALLBACK, "part %u could not be read", parts[index]);
+            }
+            {
+                const std::lock_guard<std::mutex> lock(mutex);
+                if (--states[index].n_unread > 0) {
+                    continue;
+                }
             }
             part_plan                         plan = prepare(parts[index], number, memory);
             const std::lock_guard<std::mutex> lock(mutex);
-            memories[number % n_slots] = memory;
-            ready[index].plan          = std::move(plan);
-            ready[index].is_ready      = true;
+            states[index].plan     = std::move(plan);
+            states[index].is_ready = true;
             changed.notify_all();
         }
     };
     std::vector<std::thread> threads;
     guarded([&] {
-        const uint64_t n = std::max<uint64_t>(1, std::min<uint64_t>({ n_threads, n_slots, n_parts }));
+        const uint64_t n = std::max<uint64_t>(1, std::min<uint64_t>(n_threads, n_pieces));
         threads.reserve(n);
         for (uint64_t i = 0; i < n; i++) {
             try {
@@ -269,16 +293,17 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
             part_plan plan;
             {
                 std::unique_lock<std::mutex> lock(mutex);
-                changed.wait(lock, [&] { return status != CACHEGEN_OK || ready[index].is_ready; });
+                changed.wait(lock, [&] { return status != CACHEGEN_OK || states[index].is_ready; });
                 if (status != CACHEGEN_OK) {
                     return;
                 }
-                plan = std::move(ready[index].plan);
+                plan = std::move(states[index].plan);
             }
             if (from.next(from.user_data, parts[index]) != 0) {
                 fail(CACHEGEN_ERR_CALLBACK, "the caller stopped before part %u", parts[index]);
             }
-            enqueue(parts[index], first + index, plan, memories[(first + index) % n_slots]);
+            enqueue(parts[index], first + index, plan,
+                    device_.host_slot(static_cast<uint32_t>((first + index) % n_slots)));
             const std::lock_guard<std::mutex> lock(mutex);
             n_done = index + 1;
             changed.notify_all();

@@ -25,25 +25,28 @@ class device {
     virtual void download(void * bytes, uint64_t address, uint64_t n_bytes)     = 0;
     virtual void wait()                                                         = 0;
 
-    virtual void launch(const planned_launch & launch, const launch_buffers & in) = 0;
+    // after the upload to the device slot and the launches with it before; those of other slots can run at the same
+    // time. download() and wait() come after all of them.
+    virtual void launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) = 0;
 
     /*
      * Staging: parts come in slots of host memory that the device reads fast, and go to slots of its own. There are at
      * least two of each, with room for n_bytes; whatever was in them is of no more use.
      */
-    virtual void      make_slots(uint64_t n_bytes)                                       = 0;
-    virtual uint32_t  n_host_slots() const                                               = 0;
-    virtual uint32_t  n_device_slots() const                                             = 0;
-    virtual uint64_t  slot_address(uint32_t index) const                                 = 0; // of the device's
+    virtual void      make_slots(uint64_t n_bytes)       = 0;
+    virtual uint32_t  n_host_slots() const               = 0;
+    virtual uint32_t  n_device_slots() const             = 0;
+    virtual uint64_t  slot_address(uint32_t index) const = 0; // of the device's
     // memory of a host slot, after its last upload; on any thread
-    virtual uint8_t * host_slot(uint32_t index)                                          = 0;
-    // copy n_bytes of a host slot, after the launches that use the device slot; launches from now on see them
-    virtual void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) = 0;
+    virtual uint8_t * host_slot(uint32_t index)          = 0;
+    // copy n_bytes of a host slot, after the launches that use the device slot. is_last: the slot's launches come after
+    // those of all other slots until now
+    virtual void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool is_last) = 0;
     // the launches since submit() were the last to use the device slot
-    virtual void      retire(uint32_t device_slot)                                       = 0;
+    virtual void      retire(uint32_t device_slot)                                                     = 0;
     // bytes of slots: host, device
-    virtual uint64_t  host_slot_bytes() const                                            = 0;
-    virtual uint64_t  device_slot_bytes() const                                          = 0;
+    virtual uint64_t  host_slot_bytes() const                                                          = 0;
+    virtual uint64_t  device_slot_bytes() const                                                        = 0;
 };
 
 } // namespace kernels

@@ -1,17 +1,24 @@
-// Decoding kernels on a device: symbols a second of a whole page, all of it in the device's memory already.
-//   bench-kernels-cuda [TOKENS [REPEATS [THREADS]]]
+// Decoding kernels on a device: symbols a second of a whole page, all of it in the device's memory already. With a
+// folder, also from a file there, in the page cache, to the cells.
+//   bench-kernels-cuda [TOKENS [REPEATS [THREADS [FOLDER]]]]
 #include "archive_decoder.h"
 #include "cachegen.h"
 #include "cuda/cuda_device.h"
 #include "cuda/decode.h"
 #include "native_tile.h"
+#include "status.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 
 using namespace kernels;
 
@@ -131,6 +138,131 @@ struct variant {
     uint32_t     n_side; // 0: the plan's
 };
 
+std::vector<cachegen_lcg3_destination> destinations_of(const variant & v, uint32_t n_tokens, uint32_t n_planes,
+                                                       uint64_t address) {
+    std::vector<cachegen_lcg3_destination> destinations(n_planes);
+    const uint64_t                         row_bytes = cachegen::native_bytes(v.type, n_channels);
+    for (uint32_t p = 0; p < n_planes; p++) {
+        auto & rows           = destinations[p].rows;
+        rows.type             = v.type;
+        rows.is_transposed    = v.is_transposed;
+        rows.n_tokens         = n_tokens;
+        rows.n_rows           = n_tokens;
+        rows.n_channels       = n_channels;
+        rows.stride_bytes     = v.is_transposed ? uint64_t{ n_tokens } * 2 : row_bytes;
+        rows.n_bytes          = n_tokens * row_bytes;
+        rows.data             = reinterpret_cast<void *>(address + p * rows.n_bytes);
+        destinations[p].n_rot = v.n_rot;
+    }
+    return destinations;
+}
+
+// A file that is read by pread() or through a mapping.
+struct archive_file {
+    int             fd;
+    const uint8_t * mapped;
+};
+
+int32_t read_file(void * user_data, uint64_t offset, void * bytes, uint64_t n_bytes) {
+    const auto & file = *static_cast<const archive_file *>(user_data);
+    if (file.mapped != nullptr) {
+        memcpy(bytes, file.mapped + offset, n_bytes);
+        return 0;
+    }
+    uint64_t n_done = 0;
+    while (n_done < n_bytes) {
+        const ssize_t n = pread(file.fd, static_cast<uint8_t *>(bytes) + n_done, n_bytes - n_done,
+                                static_cast<off_t>(offset + n_done));
+        if (n <= 0) {
+            return 1;
+        }
+        n_done += static_cast<uint64_t>(n);
+    }
+    return 0;
+}
+
+// From a file to the cells, as a backend does it.
+void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_bytes, uint32_t n_parts,
+                  uint32_t n_tokens, uint32_t n_planes, uint64_t destination, cudaStream_t stream, uint32_t threads,
+                  int n_repeats) {
+    FILE * out = fopen(path.c_str(), "wb");
+    if (out == nullptr || fwrite(bytes, 1, n_bytes, out) != n_bytes || fclose(out) != 0) {
+        printf("cannot write %s\n", path.c_str());
+        exit(1);
+    }
+    const variant variants[] = {
+        { "F16", CACHEGEN_TYPE_F16, 0, 0, 0 },
+        { "F32", CACHEGEN_TYPE_F32, 0, 0, 0 },
+        { "Q8_0, rotated 128", CACHEGEN_TYPE_Q8_0, 0, 128, 0 },
+        { "Q4_0, rotated 128", CACHEGEN_TYPE_Q4_0, 0, 128, 0 },
+    };
+    std::vector<uint32_t> parts(n_parts);
+    for (uint32_t i = 0; i < n_parts; i++) {
+        parts[i] = i;
+    }
+    const uint64_t n_metadata_bytes =
+        cachegen::lcg3::part_of(cachegen::lcg3::parse_metadata(bytes, n_bytes, n_bytes), 0).offset;
+    for (const bool is_mapped : { false, true }) {
+        for (const uint32_t n_threads : { 16u, 8u, 4u, 2u }) {
+            for (const auto & v : variants) {
+                if (n_threads < 8 && v.type != CACHEGEN_TYPE_F16) {
+                    continue;
+                }
+                const auto          destinations = destinations_of(v, n_tokens, n_planes, destination);
+                std::vector<double> ms[3]; // all, until the decoder is there, until all is enqueued
+                for (int i = 0; i < n_repeats + 1; i++) {
+                    const auto t_start = std::chrono::steady_clock::now();
+                    const auto elapsed = [&] {
+                        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - t_start)
+                            .count();
+                    };
+                    archive_file file{ open(path.c_str(), O_RDONLY), nullptr };
+                    void *       mapped = nullptr;
+                    if (is_mapped) {
+                        mapped      = mmap(nullptr, n_bytes, PROT_READ, MAP_SHARED, file.fd, 0);
+                        file.mapped = static_cast<const uint8_t *>(mapped);
+                    }
+                    double opened_ms   = 0;
+                    double enqueued_ms = 0;
+                    try {
+                        cuda_device device(0, stream);
+                        device.set_threads(threads);
+                        archive_decoder decoder(device, bytes, n_metadata_bytes, n_bytes, 0, n_tokens, destinations);
+                        opened_ms = elapsed();
+                        decoder.run(parts.data(), parts.size(),
+                                    { &file, read_file, [](void *, uint32_t) { return 0; } }, n_threads);
+                        enqueued_ms = elapsed();
+                        decoder.finish();
+                    } catch (const cachegen::error & err) {
+                        printf("%s\n", err.what());
+                        exit(1);
+                    }
+                    if (mapped != nullptr) {
+                        munmap(mapped, n_bytes);
+                    }
+                    close(file.fd);
+                    if (i > 0) {
+                        ms[0].push_back(elapsed());
+                        ms[1].push_back(opened_ms);
+                        ms[2].push_back(enqueued_ms);
+                    }
+                }
+                for (auto & one : ms) {
+                    std::sort(one.begin(), one.end());
+                }
+                const double median = ms[0][ms[0].size() / 2];
+                printf(
+                    "from a file, %-5s %2u threads  %-18s %7.2f ms (%.2f to %.2f), decoder ready at %.2f, enqueued at "
+                    "%.2f  %5.1f GB/s of archive\n",
+                    is_mapped ? "mmap" : "pread", n_threads, v.name, median, ms[0].front(), ms[0].back(),
+                    ms[1][ms[1].size() / 2], ms[2][ms[2].size() / 2], n_bytes / 1e6 / median);
+                fflush(stdout);
+            }
+        }
+    }
+    remove(path.c_str());
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -180,10 +312,12 @@ int main(int argc, char ** argv) {
     }
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cuda_device device(0, stream);
-    device.set_threads(static_cast<uint32_t>(threads));
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end   = nullptr;
+    cuda_device    device(0, stream);
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, 0));
+    const uint32_t max_workgroups = static_cast<uint32_t>(properties.multiProcessorCount) * 8;
+    cudaEvent_t    begin          = nullptr;
+    cudaEvent_t    end            = nullptr;
     check(cudaEventCreate(&begin));
     check(cudaEventCreate(&end));
     const uint64_t destination = device.allocate(uint64_t{ n_tokens } * n_channels * n_planes * 4);
@@ -247,20 +381,8 @@ int main(int argc, char ** argv) {
             { "F16, transposed", CACHEGEN_TYPE_F16, 1, 0, 1 },
         };
         for (const auto & v : variants) {
-            std::vector<cachegen_lcg3_destination> destinations(n_planes);
-            const uint64_t                         row_bytes = cachegen::native_bytes(v.type, n_channels);
-            for (uint32_t p = 0; p < n_planes; p++) {
-                auto & rows           = destinations[p].rows;
-                rows.type             = v.type;
-                rows.is_transposed    = v.is_transposed;
-                rows.n_tokens         = n_tokens;
-                rows.n_rows           = n_tokens;
-                rows.n_channels       = n_channels;
-                rows.stride_bytes     = v.is_transposed ? uint64_t{ n_tokens } * 2 : row_bytes;
-                rows.n_bytes          = n_tokens * row_bytes;
-                rows.data             = reinterpret_cast<void *>(destination + p * rows.n_bytes);
-                destinations[p].n_rot = v.n_rot;
-            }
+            const auto            destinations = destinations_of(v, n_tokens, n_planes, destination);
+            const uint64_t        row_bytes    = cachegen::native_bytes(v.type, n_channels);
             const decode_plan     plan(parsed, 0, n_tokens, destinations);
             const device_limits   limits{ device.shared_bytes(), 0, 0 };
             part_plan             all = merge(plan, parsed, bytes, at, limits);
@@ -307,7 +429,8 @@ int main(int argc, char ** argv) {
                     in.set      = plan.sets()[all.launches[l].set].shape;
                     in.table    = tables[l];
                     in.values   = symbol_values[l];
-                    device.launch(all.launches[l], in);
+                    check(launch_decode(in, all.launches[l].store, all.launches[l].n_side, in.set.n_symbols > 32,
+                                        static_cast<uint32_t>(threads), max_workgroups, stream));
                 }
                 check(cudaEventRecord(end, stream));
                 check(cudaEventSynchronize(end));
@@ -337,6 +460,10 @@ int main(int argc, char ** argv) {
             }
         }
         device.release(at);
+        if (argc > 4 && n_classes > 1) {
+            measure_file(std::string(argv[4]) + "/page.lcg3", bytes, n_bytes, parsed.n_blocks + 1, n_tokens, n_planes,
+                         destination, stream, static_cast<uint32_t>(threads), n_repeats);
+        }
         cachegen_free(archive);
     }
     device.release(destination);

@@ -102,12 +102,12 @@ uint64_t emulated_device::slot_address(uint32_t index) const {
     return reinterpret_cast<uint64_t>(device_slots_.at(index).data());
 }
 
-void emulated_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) {
+void emulated_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool) {
     count("a copy");
     memcpy(device_slots_.at(device_slot).data(), host_slots_.at(host_slot).data(), n_bytes);
 }
 
-void emulated_device::launch(const planned_launch & launch, const launch_buffers & in) {
+void emulated_device::launch(const planned_launch & launch, const launch_buffers & in, uint32_t) {
     count("a launch");
     n_launches_[static_cast<int>(launch.kind)]++;
     const uint32_t jobs_a_workgroup = n_threads / 32;

@@ -24,14 +24,14 @@ class emulated_device : public device {
     void     upload(uint64_t address, const void * bytes, uint64_t n_bytes) override;
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override {}
-    void     launch(const planned_launch & launch, const launch_buffers & in) override;
+    void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
 
     void      make_slots(uint64_t n_bytes) override;
     uint32_t  n_host_slots() const override { return 3; }
     uint32_t  n_device_slots() const override { return 2; }
     uint8_t * host_slot(uint32_t index) override;
     uint64_t  slot_address(uint32_t index) const override;
-    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) override;
+    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool is_last) override;
     void      retire(uint32_t) override {}
     uint64_t  host_slot_bytes() const override { return 3 * slot_bytes_; }
     uint64_t  device_slot_bytes() const override { return 2 * slot_bytes_; }

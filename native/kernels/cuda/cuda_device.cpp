@@ -16,7 +16,7 @@ namespace {
 
 // what the slots may take together; there are two at least
 constexpr uint64_t max_host_bytes   = 120 << 20;
-constexpr uint64_t max_device_bytes = 56 << 20;
+constexpr uint64_t max_device_bytes = 60 << 20;
 constexpr uint32_t max_host_slots   = 16;
 constexpr uint32_t max_device_slots = 4;
 
@@ -56,22 +56,90 @@ class staging_ring {
   public:
     explicit staging_ring(int index) : index_(index) {
         check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "a stream");
+        const cudaError_t error = cudaEventCreateWithFlags(&begun_, cudaEventDisableTiming);
+        if (error != cudaSuccess) {
+            cudaStreamDestroy(copies_);
+        }
+        check(error, "an event");
     }
 
     ~staging_ring() {
         drop();
+        cudaEventDestroy(begun_);
         cudaStreamDestroy(copies_);
     }
 
     staging_ring(const staging_ring &)             = delete;
     staging_ring & operator=(const staging_ring &) = delete;
 
-    void make(uint64_t n_bytes) {
+    // start: what is done on the slots' streams comes after what is on `start` now
+    void make(uint64_t n_bytes, cudaStream_t start) {
         check(cudaStreamSynchronize(copies_), "an upload");
-        if (n_bytes <= slot_bytes_) {
-            return;
+        if (n_bytes > slot_bytes_) {
+            drop();
+            grow(n_bytes);
         }
-        drop();
+        check(cudaEventRecord(begun_, start), "an event");
+        for (const auto & slot : device_) {
+            check(cudaStreamWaitEvent(slot.work, begun_, 0), "an event");
+        }
+    }
+
+    uint8_t * host(uint32_t index) {
+        // an event that was never recorded is done
+        check(cudaEventSynchronize(host_[index].copied), "waiting for a staging slot");
+        return host_[index].bytes;
+    }
+
+    void submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool is_last) {
+        auto & from = host_[host_slot];
+        auto & to   = device_[device_slot];
+        check(cudaStreamWaitEvent(copies_, to.used, 0), "an upload");
+        check(cudaMemcpyAsync(to.bytes, from.bytes, n_bytes, cudaMemcpyHostToDevice, copies_), "an upload");
+        check(cudaEventRecord(from.copied, copies_), "an upload");
+        check(cudaStreamWaitEvent(to.work, from.copied, 0), "an upload");
+        for (size_t i = 0; is_last && i < device_.size(); i++) {
+            check(cudaStreamWaitEvent(to.work, device_[i].used, 0), "an event");
+        }
+    }
+
+    void retire(uint32_t device_slot) {
+        check(cudaEventRecord(device_[device_slot].used, device_[device_slot].work), "an event");
+    }
+
+    // what is put on `stream` from now on comes after all launches that are retired
+    void join(cudaStream_t stream) {
+        for (const auto & slot : device_) {
+            check(cudaStreamWaitEvent(stream, slot.used, 0), "an event");
+        }
+    }
+
+    void wait() {
+        check(cudaStreamSynchronize(copies_), "an upload");
+        for (const auto & slot : device_) {
+            check(cudaStreamSynchronize(slot.work), "decoding");
+        }
+    }
+
+    int          index() const { return index_; }
+    cudaStream_t work(uint32_t index) const { return device_[index].work; }
+    uint64_t     address(uint32_t index) const { return reinterpret_cast<uint64_t>(device_[index].bytes); }
+    uint32_t     n_host() const { return static_cast<uint32_t>(host_.size()); }
+    uint32_t     n_device() const { return static_cast<uint32_t>(device_.size()); }
+    uint64_t     slot_bytes() const { return slot_bytes_; }
+
+  private:
+    struct host_memory {
+        uint8_t *   bytes  = nullptr;
+        cudaEvent_t copied = nullptr;
+    };
+    struct device_memory {
+        uint8_t *    bytes = nullptr;
+        cudaEvent_t  used  = nullptr;
+        cudaStream_t work  = nullptr; // of its own: a part alone does not fill a device
+    };
+
+    void grow(uint64_t n_bytes) {
         const uint64_t rounded = (n_bytes + (1 << 20) - 1) >> 20 << 20;
         try {
             for (uint32_t i = 0; i < n_slots_for(max_host_bytes, rounded, max_host_slots); i++) {
@@ -85,6 +153,7 @@ class staging_ring {
                 check(cudaMalloc(reinterpret_cast<void **>(&device_.back().bytes), rounded),
                       "device memory for staging");
                 check(cudaEventCreateWithFlags(&device_.back().used, cudaEventDisableTiming), "an event");
+                check(cudaStreamCreateWithFlags(&device_.back().work, cudaStreamNonBlocking), "a stream");
             }
         } catch (...) {
             drop();
@@ -92,42 +161,6 @@ class staging_ring {
         }
         slot_bytes_ = rounded;
     }
-
-    uint8_t * host(uint32_t index) {
-        // an event that was never recorded is done
-        check(cudaEventSynchronize(host_[index].copied), "waiting for a staging slot");
-        return host_[index].bytes;
-    }
-
-    void submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, cudaStream_t work) {
-        auto & from = host_[host_slot];
-        auto & to   = device_[device_slot];
-        check(cudaStreamWaitEvent(copies_, to.used, 0), "an upload");
-        check(cudaMemcpyAsync(to.bytes, from.bytes, n_bytes, cudaMemcpyHostToDevice, copies_), "an upload");
-        check(cudaEventRecord(from.copied, copies_), "an upload");
-        check(cudaStreamWaitEvent(work, from.copied, 0), "an upload");
-    }
-
-    void retire(uint32_t device_slot, cudaStream_t work) {
-        check(cudaEventRecord(device_[device_slot].used, work), "an event");
-    }
-
-    int          index() const { return index_; }
-    cudaStream_t copies() const { return copies_; }
-    uint64_t     address(uint32_t index) const { return reinterpret_cast<uint64_t>(device_[index].bytes); }
-    uint32_t     n_host() const { return static_cast<uint32_t>(host_.size()); }
-    uint32_t     n_device() const { return static_cast<uint32_t>(device_.size()); }
-    uint64_t     slot_bytes() const { return slot_bytes_; }
-
-  private:
-    struct host_memory {
-        uint8_t *   bytes  = nullptr;
-        cudaEvent_t copied = nullptr;
-    };
-    struct device_memory {
-        uint8_t *   bytes = nullptr;
-        cudaEvent_t used  = nullptr;
-    };
 
     void drop() {
         for (auto & slot : host_) {
@@ -141,6 +174,9 @@ class staging_ring {
             if (slot.used != nullptr) {
                 cudaEventDestroy(slot.used);
             }
+            if (slot.work != nullptr) {
+                cudaStreamDestroy(slot.work);
+            }
         }
         host_.clear();
         device_.clear();
@@ -149,6 +185,7 @@ class staging_ring {
 
     int                        index_;
     cudaStream_t               copies_     = nullptr;
+    cudaEvent_t                begun_      = nullptr;
     uint64_t                   slot_bytes_ = 0;
     std::vector<host_memory>   host_;
     std::vector<device_memory> device_;
@@ -223,6 +260,7 @@ void cuda_device::upload(uint64_t address, const void * bytes, uint64_t n_bytes)
 
 void cuda_device::download(void * bytes, uint64_t address, uint64_t n_bytes) {
     const current_device current(index_);
+    ring_->join(stream_);
     check(cudaMemcpyAsync(bytes, reinterpret_cast<const void *>(address), n_bytes, cudaMemcpyDeviceToHost, stream_),
           "a download");
     check(cudaStreamSynchronize(stream_), "decoding");
@@ -230,26 +268,27 @@ void cuda_device::download(void * bytes, uint64_t address, uint64_t n_bytes) {
 
 void cuda_device::wait() {
     const current_device current(index_);
-    check(cudaStreamSynchronize(ring_->copies()), "an upload");
+    ring_->wait();
     check(cudaStreamSynchronize(stream_), "decoding");
 }
 
-void cuda_device::launch(const planned_launch & launch, const launch_buffers & in) {
+void cuda_device::launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) {
     const current_device current(index_);
+    const cudaStream_t   stream = ring_->work(device_slot);
     switch (launch.kind) {
         case launch_kind::decode:
             check(launch_decode(in, launch.store, launch.n_side, in.set.n_symbols > 32, n_threads_, max_workgroups_,
-                                stream_),
+                                stream),
                   "launching the decoder");
             break;
-        case launch_kind::expand: check(launch_expand(in, stream_), "launching the decoder"); break;
-        default: check(launch_place(in, launch.store, stream_), "launching a store"); break;
+        case launch_kind::expand: check(launch_expand(in, stream), "launching the decoder"); break;
+        default: check(launch_place(in, launch.store, stream), "launching a store"); break;
     }
 }
 
 void cuda_device::make_slots(uint64_t n_bytes) {
     const current_device current(index_);
-    ring_->make(n_bytes);
+    ring_->make(n_bytes, stream_);
 }
 
 uint32_t cuda_device::n_host_slots() const {
@@ -277,14 +316,14 @@ uint64_t cuda_device::slot_address(uint32_t index) const {
     return ring_->address(index);
 }
 
-void cuda_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) {
+void cuda_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool is_last) {
     const current_device current(index_);
-    ring_->submit(host_slot, device_slot, n_bytes, stream_);
+    ring_->submit(host_slot, device_slot, n_bytes, is_last);
 }
 
 void cuda_device::retire(uint32_t device_slot) {
     const current_device current(index_);
-    ring_->retire(device_slot, stream_);
+    ring_->retire(device_slot);
 }
 
 } // namespace kernels

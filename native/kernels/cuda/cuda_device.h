@@ -26,7 +26,7 @@ class cuda_device : public device {
     void     upload(uint64_t address, const void * bytes, uint64_t n_bytes) override;
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override;
-    void     launch(const planned_launch & launch, const launch_buffers & in) override;
+    void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
 
     // of a workgroup that decodes, 32 to 512
     void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
@@ -36,7 +36,7 @@ class cuda_device : public device {
     uint32_t  n_device_slots() const override;
     uint8_t * host_slot(uint32_t index) override;
     uint64_t  slot_address(uint32_t index) const override;
-    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes) override;
+    void      submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_bytes, bool is_last) override;
     void      retire(uint32_t device_slot) override;
     uint64_t  host_slot_bytes() const override;
     uint64_t  device_slot_bytes() const override;
