@@ -65,7 +65,12 @@ decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, ui
     }
     plane_models_.resize(archive.head.n_planes);
     // planes mostly share their cells
-    std::vector<std::pair<const uint32_t *, uint32_t>> known;
+    struct cell_list {
+        const uint32_t * cells; // NULL: numbered from 0
+        uint32_t         at;
+        uint64_t         n;
+    };
+    std::vector<cell_list> known;
     for (const uint32_t p : request_.wanted) {
         const auto &            plane = archive.planes[p];
         const auto &            rows  = destinations_[p].rows;
@@ -79,17 +84,16 @@ decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, ui
         if (archive.models[p] != nullptr) {
             models_.insert(models_.end(), archive.models[p], archive.models[p] + plane.n_channels);
         }
-        const auto same = std::find_if(known.begin(), known.end(), [&](const auto & k) {
-            return rows.cells != nullptr && k.first == rows.cells && cells_.size() - k.second >= range.n;
-        });
+        const auto same = std::find_if(known.begin(), known.end(),
+                                       [&](const auto & k) { return k.cells == rows.cells && k.n >= range.n; });
         auto       at   = static_cast<uint32_t>(cells_.size());
         if (same != known.end()) {
-            at = same->second;
+            at = same->at;
         } else {
             for (uint64_t t = 0; t < range.n; t++) {
                 cells_.push_back(rows.cells != nullptr ? rows.cells[t] : static_cast<uint32_t>(t));
             }
-            known.emplace_back(rows.cells, at);
+            known.push_back({ rows.cells, at, range.n });
         }
         wanted_.push_back({ p, range.first, range.first + range.n, at });
     }

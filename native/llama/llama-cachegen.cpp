@@ -14,10 +14,15 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cinttypes>
 #include <cstring>
 #include <memory>
 #include <vector>
+#if !defined(_WIN32)
+#    include <unistd.h>
+#endif
 
 namespace {
 
@@ -36,7 +41,8 @@ llama_cachegen_options resolve_options(const llama_context * ctx, const llama_ca
     llama_cachegen_options result = {};
     if (options) {
         check_struct(*options, "options");
-        if ((options->flags & ~uint32_t(LLAMA_CACHEGEN_HOST_STAGED)) != 0 || options->reserved != 0) {
+        if ((options->flags & ~uint32_t(LLAMA_CACHEGEN_HOST_STAGED)) != 0 || options->reserved != 0 ||
+            (options->file && options->file->reserved != 0)) {
             page_fail(LLAMA_KV_PAGE_ERR_ARGUMENT, "options: unknown flags 0x%" PRIx32 " or reserved field not 0",
                       options->flags);
         }
@@ -47,6 +53,36 @@ llama_cachegen_options resolve_options(const llama_context * ctx, const llama_ca
     }
     return result;
 }
+
+#if defined(_WIN32)
+constexpr bool can_read_files = false;
+
+int read_file(const llama_cachegen_file &, uint64_t, void *, uint64_t) {
+    return ENOSYS;
+}
+#else
+constexpr bool can_read_files = true;
+
+// 0, an errno, or -1 where the file ends; on any thread
+int read_file(const llama_cachegen_file & file, uint64_t offset, void * bytes, uint64_t n_bytes) {
+    auto * to = static_cast<uint8_t *>(bytes);
+    while (n_bytes > 0) {
+        const ssize_t n = pread(file.fd, to, n_bytes, off_t(file.offset + offset));
+        if (n == 0) {
+            return -1;
+        }
+        if (n < 0 && errno != EINTR) {
+            return errno;
+        }
+        if (n > 0) {
+            to += n;
+            offset += uint64_t(n);
+            n_bytes -= uint64_t(n);
+        }
+    }
+    return 0;
+}
+#endif
 
 // a codec's status as one of ours
 [[noreturn]] void fail_codec(int32_t status, const char * message) {
@@ -563,12 +599,22 @@ void llama_cachegen_import::feed_all(const void * archive) {
         llama_cachegen_import & import;
         const uint8_t *         archive;
         bool                    was_stopped;
-    } state                     = { *this, static_cast<const uint8_t *>(archive), false };
+        std::atomic<int>        read_error; // an errno; -1: the file is too short
+    } state                     = { *this, static_cast<const uint8_t *>(archive), false, { 0 } };
     ggml_kv_codec_source source = {};
     source.user_data            = &state;
     source.read                 = [](void * user_data, uint64_t offset, void * bytes, uint64_t n_bytes) {
-        memcpy(bytes, static_cast<running *>(user_data)->archive + offset, n_bytes);
-        return 0;
+        auto &       running = *static_cast<struct running *>(user_data);
+        const auto * file    = running.import.plan.options.file;
+        if (!file || !can_read_files) {
+            memcpy(bytes, running.archive + offset, n_bytes);
+            return 0;
+        }
+        const int error = read_file(*file, offset, bytes, n_bytes);
+        if (error != 0) {
+            running.read_error = error;
+        }
+        return error;
     };
     source.next = [](void * user_data, uint32_t part) {
         auto & running = *static_cast<struct running *>(user_data);
@@ -589,6 +635,10 @@ void llama_cachegen_import::feed_all(const void * archive) {
         first.procs->decoder_run(first.decoder, &parts[next_part], parts.size() - next_part, &source);
     if (state.was_stopped) {
         fail_stopped();
+    }
+    if (state.read_error != 0) {
+        page_fail(LLAMA_KV_PAGE_ERR_ARCHIVE, "the archive's file could not be read: %s",
+                  state.read_error > 0 ? strerror(state.read_error) : "it ends too early");
     }
     if (status != CACHEGEN_OK) {
         fail_codec(status, first.procs->last_message());

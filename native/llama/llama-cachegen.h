@@ -44,16 +44,27 @@ enum llama_cachegen_flags {
     LLAMA_CACHEGEN_HOST_STAGED = 1
 };
 
+/* Where an archive lies in a file. */
+struct llama_cachegen_file {
+    int32_t  fd;       /* IN  open for reading, borrowed; its position is neither used nor changed */
+    uint32_t reserved; /* IN  0 */
+    uint64_t offset;   /* IN  of the archive's first byte */
+};
+
 /* How to do it. A NULL pointer to it means all zeros. */
 struct llama_cachegen_options {
-    uint32_t                  struct_size; /* IN  sizeof(struct llama_cachegen_options) */
-    uint32_t                  flags;       /* IN  enum llama_cachegen_flags */
-    uint32_t                  n_threads;   /* IN  0: as many as the context decodes with */
-    uint32_t                  reserved;    /* IN  0 */
-    llama_cachegen_continue_t go_on;       /* IN  or NULL */
-    void *                    user_data;   /* IN  handed to go_on; the caller's */
-    const int32_t *           tokens;      /* IN  import: ids of the tokens imported, or NULL; models whose cells keep
-                                                  them need it (n-gram embeddings). Not kept. */
+    uint32_t                  struct_size;   /* IN  sizeof(struct llama_cachegen_options) */
+    uint32_t                  flags;         /* IN  enum llama_cachegen_flags */
+    uint32_t                  n_threads;     /* IN  0: as many as the context decodes with */
+    uint32_t                  reserved;      /* IN  0 */
+    llama_cachegen_continue_t go_on;         /* IN  or NULL */
+    void *                    user_data;     /* IN  handed to go_on; the caller's */
+    const int32_t *           tokens;        /* IN  import: ids of the tokens imported, or NULL; models whose cells keep
+                                                    them need it (n-gram embeddings). Not kept. */
+    const struct llama_cachegen_file * file; /* IN  llama_cachegen_import_archive(): where the archive's memory is a
+                                                    mapping of, or NULL. A device's decoder then reads the payload
+                                                    from it, on several threads, as faults of pages cost more. Ignored
+                                                    where the system has no pread(). Borrowed. */
 };
 
 /* What was done, and how long it took. */

@@ -100,19 +100,21 @@ std::vector<uint8_t> read_tensor(const ggml_tensor * tensor, size_t n_bytes) {
 }
 
 struct mapped_file {
+    int    fd;
     void * bytes   = nullptr;
     size_t n_bytes = 0;
-    explicit mapped_file(const std::string & path) {
-        const int   fd = open(path.c_str(), O_RDONLY);
+    explicit mapped_file(const std::string & path) : fd(open(path.c_str(), O_RDONLY)) {
         struct stat info;
         if (fd < 0 || fstat(fd, &info) != 0) {
             die(path);
         }
         n_bytes = static_cast<size_t>(info.st_size);
         bytes   = mmap(nullptr, n_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    }
+    ~mapped_file() {
+        munmap(bytes, n_bytes);
         close(fd);
     }
-    ~mapped_file() { munmap(bytes, n_bytes); }
 };
 
 struct row_case {
@@ -230,9 +232,13 @@ void run(llama_model * model, const row_case & row, const std::string & folder, 
         stats             = {};
         stats.struct_size = sizeof(stats);
         {
-            const mapped_file file(archive_path);
-            const int32_t     status = llama_cachegen_import_archive(ctx.get(), 0, 0, file.bytes, file.n_bytes, 0,
-                                                                     static_cast<uint32_t>(n_tokens), nullptr, &stats);
+            const mapped_file         mapped(archive_path);
+            const llama_cachegen_file file = { mapped.fd, 0, 0 };
+            llama_cachegen_options    options{};
+            options.struct_size  = sizeof(options);
+            options.file         = &file;
+            const int32_t status = llama_cachegen_import_archive(ctx.get(), 0, 0, mapped.bytes, mapped.n_bytes, 0,
+                                                                 static_cast<uint32_t>(n_tokens), &options, &stats);
             if (status != 0) {
                 die(std::string("import: ") + llama_kv_page_last_message());
             }
