@@ -6,12 +6,6 @@
 
 namespace kernels {
 
-// what 32 lanes keep of 32 tokens
-struct token_scratch {
-    float    scales[32];
-    uint32_t cells[32];
-};
-
 // number `index` of an array of `width` bits, 0 to 32; see libcachegen's bit_pack.h
 KC_FN uint32_t packed_number(const KC_GLOBAL uint8_t * packed, uint64_t index, uint32_t width) {
     if (width == 0) {
@@ -102,11 +96,7 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
             next_tile<R, T>(me, in, shape, table, n - begin, streams, halves);
             float    scales[T];
             uint32_t cells[T];
-            KC_UNROLL
-            for (int t = 0; t < T; t++) {
-                scales[t] = scratch.scales[begin + t];
-                cells[t]  = scratch.cells[begin + t];
-            }
+            tokens_of_tile<T>(scratch, begin, scales, cells);
             if (STORE == store_f16 && R == 1) {
                 store_fp16_symbols<R, T, IS_WIDE>(me, dest, first_group, levels, scales, cells, halves);
                 continue;
@@ -128,7 +118,7 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
             if (rotation != 0) {
                 rotate_tile<R, T>(me, rotation, factor, values);
             }
-            store_tile<STORE, R, T>(me, dest, first_group, cells, values);
+            store_tile<STORE, R, T>(me, dest, first_group, scratch.cells[begin + me.lane % T], cells, values);
         }
     }
     close_streams(me, in, unit_index, first_group, streams);

@@ -17,6 +17,7 @@ using ull = unsigned long long;
 constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
 constexpr uint32_t decode_warps = 16;
 constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
+constexpr uint64_t spare_bytes  = 2048;                    // to align it
 
 uint32_t store_of(const cachegen_rows & rows) {
     switch (rows.type) {
@@ -112,7 +113,7 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
         return false;
     }
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
-    return table_bytes + decode_warps * group_bytes <= limits.shared_bytes;
+    return spare_bytes + table_bytes + decode_warps * group_bytes <= limits.shared_bytes;
 }
 
 uint64_t decode_plan::largest_scratch() const {
@@ -266,9 +267,8 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
             unit.undo_rotation      = 0;
             unit.apply_rotation     = rotation;
             unit.rotation_factor    = rotation ? 1.0f / std::sqrt(static_cast<float>(rotation)) : 0;
-            // one group a lane is for values that are ready when their symbol is known
-            const bool     is_block = store == store_q8_0 || store == store_q4_0;
-            const uint32_t n_side   = std::max(is_block || rotation != 0 ? 2u : 1u, rotation / 32);
+            // F16 with one group a lane is for values that are ready when their symbol is known
+            const uint32_t n_side   = std::max(store == store_f16 && rotation != 0 ? 2u : 1u, rotation / 32);
             auto &         jobs     = jobs_of(direct, 0, launch_kind::decode, store, n_side, plane.set);
             for (uint32_t group = 0; group < unit.n_groups; group += n_side) {
                 jobs.push_back({ index, group });

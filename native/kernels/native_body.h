@@ -173,7 +173,7 @@ template <uint32_t STORE> KC_FN void place_row(const kc_thread & me, const launc
         for (uint32_t i = 0; i < n; i += 32) {
             const float    values[1][1] = { { span[i + me.lane] } };
             const uint32_t cells[1]     = { cell };
-            store_tile<STORE, 1, 1>(me, dest, (first + i) / 32, cells, values);
+            store_tile<STORE, 1, 1>(me, dest, (first + i) / 32, cells[0], cells, values);
         }
         kc_sync_group();
     }

@@ -71,6 +71,32 @@ KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
+KC_FN void kc_write_8(uint8_t * to, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(a), "r"(b) : "memory");
+}
+KC_FN void kc_write_16(uint8_t * to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// partner + value x sign, sign being 1 or -1: the product is exact, so this is one rounding as of a sum
+KC_FN float kc_add_signed(float partner, float value, float sign) {
+    return __fmaf_rn(value, sign, partner);
+}
+
+// N words, a power of two, at a multiple of their size
+template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]) {
+    if constexpr (N % 4 == 0) {
+        for (int i = 0; i < N; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(from + i);
+            memcpy(to + i, &four, 16);
+        }
+    } else {
+        for (int i = 0; i < N; i++) {
+            to[i] = from[i];
+        }
+    }
+}
+
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
     uint64_t product;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));

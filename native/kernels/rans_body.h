@@ -21,8 +21,8 @@ KC_FN table_entry kc_read_u64(const memory_table & table, uint32_t address) {
  * room for 4 batches; before a tile, the batch that it begins in and the next one are there.
  */
 template <int R> struct tiling {
-    static constexpr int      tokens      = R == 1 ? 4 : 2; // of a tile
-    static constexpr uint32_t batch_bytes = 64 * tokens;    // the most that a tile takes
+    static constexpr int      tokens      = R == 1 ? 8 : R == 2 ? 4 : 2; // of a tile
+    static constexpr uint32_t batch_bytes = 64 * tokens;                 // the most that a tile takes
     static constexpr uint32_t ring_bytes  = 4 * batch_bytes;
 };
 

@@ -132,105 +132,184 @@ KC_FN KC_GLOBAL uint8_t * row_of(const destination & dest, uint32_t cell) {
     return dest.data + kc_multiply_wide(cell, dest.stride);
 }
 
-/*
- * A tile of R adjacent groups x T tokens, one value a lane, group and token.
- * cells  IN  where each token goes, the same in all lanes; no_cell: nowhere
- */
-template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & me, const destination & dest,
-                                                              uint32_t first_group, const uint32_t (&cells)[T],
-                                                              const float (&values)[R][T]) {
-    if (STORE != store_q8_0 && STORE != store_q4_0) {
+// What 32 lanes keep of 32 tokens.
+struct alignas(16) token_scratch {
+    float    scales[32];
+    uint32_t cells[32];
+};
+
+// scales and cells of a tile's tokens; begin: a multiple of T
+template <int T> KC_FN void tokens_of_tile(const KC_SHARED token_scratch & scratch, uint32_t begin, float (&scales)[T],
+                                           uint32_t (&cells)[T]) {
+    kc_read_words<T>(scratch.scales + begin, scales);
+    kc_read_words<T>(scratch.cells + begin, cells);
+}
+
+// A channel's values next to each other: tokens that go to neighbouring cells are written 4 at a time.
+template <uint32_t STORE, int R, int T> KC_FN void store_transposed(const kc_thread & me, const destination & dest,
+                                                                    uint32_t first_group, const uint32_t (&cells)[T],
+                                                                    const float (&values)[R][T]) {
+    constexpr uint32_t value_bytes = STORE == store_f32_transposed ? 4 : 2;
+    constexpr int      run         = T < 4 ? T : 4;
+    bool               are_runs    = run == 4;
+    KC_UNROLL
+    for (int t = 0; t < T; t++) {
+        are_runs = are_runs && cells[t] != no_cell && cells[t] == cells[t / run * run] + t % run;
+    }
+    const uint32_t alignment = (uint32_t) (uint64_t) dest.data | dest.stride | cells[0] * value_bytes;
+    are_runs                 = are_runs && (alignment & (4 * value_bytes - 1)) == 0;
+    KC_UNROLL
+    for (int t = 4; t < T; t += 4) {
+        are_runs = are_runs && ((cells[t] * value_bytes) & (4 * value_bytes - 1)) == 0;
+    }
+    KC_UNROLL
+    for (int r = 0; r < R; r++) {
+        const uint32_t channel = (first_group + r) * 32 + me.lane;
+        if (channel >= dest.n_channels) {
+            continue;
+        }
+        KC_GLOBAL uint8_t * const begin = row_of(dest, channel);
+        uint32_t                  bits[T];
         KC_UNROLL
-        for (int r = 0; r < R; r++) {
-            const uint32_t channel = (first_group + r) * 32 + me.lane;
-            if (channel >= dest.n_channels) {
+        for (int t = 0; t < T; t++) {
+            bits[t] = STORE == store_f32_transposed   ? kc_float_bits(values[r][t])
+                      : STORE == store_f16_transposed ? fp16_of(values[r][t])
+                                                      : bf16_of(values[r][t]);
+        }
+        if (are_runs) {
+            KC_UNROLL
+            for (int t = 0; t + 3 < T; t += 4) {
+                if (value_bytes == 4) {
+                    kc_write_16(begin + 4 * (uint64_t) cells[t], bits[t], bits[t + 1], bits[t + 2], bits[t + 3]);
+                } else {
+                    kc_write_8(begin + 2 * (uint64_t) cells[t], bits[t] | bits[t + 1] << 16,
+                               bits[t + 2] | bits[t + 3] << 16);
+                }
+            }
+            continue;
+        }
+        KC_UNROLL
+        for (int t = 0; t < T; t++) {
+            if (cells[t] == no_cell) {
                 continue;
             }
-            KC_UNROLL
-            for (int t = 0; t < T; t++) {
-                if (cells[t] == no_cell) {
-                    continue;
-                }
-                const float value = values[r][t];
-                if (STORE == store_f32) {
-                    kc_write((KC_GLOBAL float *) row_of(dest, cells[t]) + channel, value);
-                } else if (STORE == store_f16) {
-                    kc_write((KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel, (uint16_t) fp16_of(value));
-                } else if (STORE == store_bf16) {
-                    kc_write((KC_GLOBAL uint16_t *) row_of(dest, cells[t]) + channel, (uint16_t) bf16_of(value));
-                } else {
-                    KC_GLOBAL uint8_t * const begin = row_of(dest, channel);
-                    if (STORE == store_f32_transposed) {
-                        kc_write((KC_GLOBAL float *) begin + cells[t], value);
-                    } else {
-                        kc_write((KC_GLOBAL uint16_t *) begin + cells[t],
-                                 (uint16_t) (STORE == store_f16_transposed ? fp16_of(value) : bf16_of(value)));
-                    }
-                }
+            if (value_bytes == 4) {
+                kc_write((KC_GLOBAL float *) begin + cells[t], values[r][t]);
+            } else {
+                kc_write((KC_GLOBAL uint16_t *) begin + cells[t], (uint16_t) bits[t]);
             }
         }
-        return;
     }
+}
 
-    // every lane works out the scale of one block
+// Blocks of 32 values: a lane works out the scale of one block for all, and writes it.
+template <uint32_t STORE, int R, int T>
+KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t first_group, uint32_t cell_of_lane,
+                        const uint32_t (&cells)[T], const float (&values)[R][T]) {
     constexpr uint32_t block_bytes = STORE == store_q8_0 ? 34 : 18;
-    uint32_t           odd         = 0;
-    float              extreme     = 0; // of the lane's block: its largest magnitude, with its sign for Q4_0
+    uint32_t           extreme     = 0; // bits, of the lane's block: its largest magnitude, with its sign for Q4_0
+    uint32_t           most        = 0;
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         KC_UNROLL
         for (int t = 0; t < T; t++) {
-            const uint32_t magnitude = kc_float_bits(values[r][t]) & 0x7fffffff;
+            const uint32_t bits      = kc_float_bits(values[r][t]);
+            const uint32_t magnitude = bits & 0x7fffffff;
             const uint32_t largest   = kc_max(magnitude);
             uint32_t       of_block  = largest;
             if (STORE == store_q4_0) {
-                // the first value of the largest magnitude; of a block of zeros no -0
-                const uint32_t lanes = kc_ballot(magnitude == largest);
-                of_block = kc_shuffle(kc_float_bits(values[r][t]), kc_count_bits((lanes & (0u - lanes)) - 1));
-                of_block = largest == 0 ? 0 : of_block;
+                // the sign of the first value of the largest magnitude; of a block of zeros no -0
+                const uint32_t lanes    = kc_ballot(magnitude == largest);
+                const uint32_t negative = kc_ballot(bits >> 31 != 0);
+                of_block |= (lanes & (0u - lanes) & negative) != 0 && largest != 0 ? 0x80000000 : 0;
             }
-            odd |= largest >= infinity_bits ? 1u : 0u;
-            extreme = me.lane == (uint32_t) (r * T + t) ? kc_float(of_block) : extreme;
+            most    = most > largest ? most : largest;
+            extreme = me.lane == (uint32_t) (r * T + t) ? of_block : extreme;
         }
     }
-    const float scale      = STORE == store_q8_0 ? extreme / 127 : extreme / -8;
-    const float inverse    = inverse_scale(scale);
-    const float offset     = STORE == store_q4_0 ? q4_0_offset(scale) : 0.0f;
-    uint32_t    scale_bits = fp16_of(scale);
+    const float    scale      = STORE == store_q8_0 ? kc_float(extreme) / 127 : kc_float(extreme) / -8;
+    const float    inverse    = inverse_scale(scale);
+    const float    offset     = STORE == store_q4_0 ? q4_0_offset(scale) : 0.0f;
+    uint32_t       scale_bits = fp16_of(scale);
+    const uint32_t n_groups   = (dest.n_channels + 31) / 32 - first_group;
+    uint32_t       codes[R][T];
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         KC_UNROLL
         for (int t = 0; t < T; t++) {
             const float of_block = kc_float(kc_shuffle(kc_float_bits(inverse), r * T + t));
-            uint32_t    code;
             if (STORE == store_q8_0) {
-                code = code_q8_0(values[r][t], of_block);
+                codes[r][t] = code_q8_0(values[r][t], of_block);
             } else {
-                code = code_q4_0(values[r][t], of_block, kc_float(kc_shuffle(kc_float_bits(offset), r * T + t)));
-            }
-            if (odd != 0 && kc_max(kc_float_bits(values[r][t]) & 0x7fffffff) >= infinity_bits) {
-                const odd_block block =
-                    STORE == store_q8_0 ? odd_block_q8_0(values[r][t]) : odd_block_q4_0(values[r][t]);
-                code       = block.code;
-                scale_bits = me.lane == (uint32_t) (r * T + t) ? block.scale_bits : scale_bits;
-            }
-            if (STORE == store_q4_0) {
-                code |= kc_shuffle_xor(code, 16) << 4;
-            }
-            if (cells[t] != no_cell && (first_group + r) * 32 < dest.n_channels &&
-                (STORE == store_q8_0 || me.lane < 16)) {
-                kc_write(row_of(dest, cells[t]) + ((first_group + r) * block_bytes + 2 + me.lane), (uint8_t) code);
+                codes[r][t] = code_q4_0(values[r][t], of_block, kc_float(kc_shuffle(kc_float_bits(offset), r * T + t)));
             }
         }
     }
-    // the lane's block again, without indexing by a number that is not known before
+    if (most >= infinity_bits) {
+        KC_UNROLL
+        for (int i = 0; i < R * T; i++) {
+            const float value = values[i / T][i % T];
+            if (kc_max(kc_float_bits(value) & 0x7fffffff) >= infinity_bits) {
+                const odd_block block = STORE == store_q8_0 ? odd_block_q8_0(value) : odd_block_q4_0(value);
+                codes[i / T][i % T]   = block.code;
+                scale_bits            = me.lane == (uint32_t) i ? block.scale_bits : scale_bits;
+            }
+        }
+    }
+    KC_GLOBAL uint8_t * const column = dest.data + (uint64_t) first_group * block_bytes;
     KC_UNROLL
     for (int t = 0; t < T; t++) {
-        const uint32_t r = me.lane / T;
-        if (me.lane % T == (uint32_t) t && r < R && cells[t] != no_cell && (first_group + r) * 32 < dest.n_channels) {
-            kc_write((KC_GLOBAL uint16_t *) (row_of(dest, cells[t]) + (first_group + r) * block_bytes),
-                     (uint16_t) scale_bits);
+        KC_GLOBAL uint8_t * const to = column + 2 + me.lane + kc_multiply_wide(cells[t], dest.stride);
+        KC_UNROLL
+        for (int r = 0; r < R; r++) {
+            uint32_t code = codes[r][t];
+            if (STORE == store_q4_0) {
+                code |= kc_shuffle_xor(code, 16) << 4;
+            }
+            if (cells[t] != no_cell && (uint32_t) r < n_groups && (STORE == store_q8_0 || me.lane < 16)) {
+                kc_write(to + r * block_bytes, (uint8_t) code);
+            }
         }
+    }
+    if (me.lane < R * T && me.lane / T < n_groups && cell_of_lane != no_cell) {
+        kc_write(
+            (KC_GLOBAL uint16_t *) (column + kc_multiply_wide(cell_of_lane, dest.stride) + me.lane / T * block_bytes),
+            (uint16_t) scale_bits);
+    }
+}
+
+/*
+ * A tile of R adjacent groups x T tokens, one value a lane, group and token.
+ * cells         IN  where each token goes, the same in all lanes; no_cell: nowhere
+ * cell_of_lane  IN  of token me.lane % T
+ */
+template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & me, const destination & dest,
+                                                              uint32_t first_group, uint32_t cell_of_lane,
+                                                              const uint32_t (&cells)[T], const float (&values)[R][T]) {
+    if constexpr (STORE == store_q8_0 || STORE == store_q4_0) {
+        store_blocks<STORE, R, T>(me, dest, first_group, cell_of_lane, cells, values);
+    } else if constexpr (STORE == store_f32 || STORE == store_f16 || STORE == store_bf16) {
+        constexpr uint32_t        value_bytes = STORE == store_f32 ? 4 : 2;
+        const uint32_t            channel     = first_group * 32 + me.lane;
+        KC_GLOBAL uint8_t * const column      = dest.data + (uint64_t) channel * value_bytes;
+        KC_UNROLL
+        for (int t = 0; t < T; t++) {
+            KC_GLOBAL uint8_t * const to = column + kc_multiply_wide(cells[t], dest.stride);
+            KC_UNROLL
+            for (int r = 0; r < R; r++) {
+                if (cells[t] == no_cell || channel + 32 * r >= dest.n_channels) {
+                    continue;
+                }
+                if (STORE == store_f32) {
+                    kc_write((KC_GLOBAL float *) to + 32 * r, values[r][t]);
+                } else {
+                    kc_write((KC_GLOBAL uint16_t *) to + 32 * r,
+                             (uint16_t) (STORE == store_f16 ? fp16_of(values[r][t]) : bf16_of(values[r][t])));
+                }
+            }
+        }
+    } else {
+        store_transposed<STORE, R, T>(me, dest, first_group, cells, values);
     }
 }
 
@@ -247,14 +326,18 @@ KC_FN void rotate_tile(const kc_thread & me, uint32_t n_rot, float factor, float
             values[r][t] *= factor;
         }
     }
-    for (uint32_t distance = 1; distance < 32 && distance < n_rot; distance *= 2) {
-        const uint32_t flip = me.lane & distance ? 0x80000000 : 0;
+    KC_UNROLL
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+        if (distance >= n_rot) {
+            break;
+        }
+        const float sign = me.lane & distance ? -1.0f : 1.0f;
         KC_UNROLL
         for (int r = 0; r < R; r++) {
             KC_UNROLL
             for (int t = 0; t < T; t++) {
                 const float partner = kc_float(kc_shuffle_xor(kc_float_bits(values[r][t]), distance));
-                values[r][t]        = partner + kc_float(kc_float_bits(values[r][t]) ^ flip);
+                values[r][t]        = kc_add_signed(partner, values[r][t], sign);
             }
         }
     }

@@ -80,6 +80,20 @@ template <int N> KC_FN void kc_wait_batches() {}
 template <typename T> KC_FN void kc_write(T * to, T value) {
     *to = value;
 }
+KC_FN void kc_write_8(uint8_t * to, uint32_t a, uint32_t b) {
+    const uint32_t words[] = { a, b };
+    memcpy(to, words, 8);
+}
+KC_FN void kc_write_16(uint8_t * to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t words[] = { a, b, c, d };
+    memcpy(to, words, 16);
+}
+KC_FN float kc_add_signed(float partner, float value, float sign) {
+    return partner + value * sign;
+}
+template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]) {
+    memcpy(to, from, sizeof(to));
+}
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
     return uint64_t{ a } * b;
 }

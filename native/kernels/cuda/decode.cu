@@ -13,19 +13,26 @@ __device__ kc_thread this_thread() {
 
 constexpr uint32_t decode_threads = 512; // at most
 constexpr uint32_t native_threads = 256;
+constexpr uint32_t ring_alignment = tiling<1>::ring_bytes; // the largest ring's
+
+// rings are found by their addresses' bits, and shared memory begins at any multiple of 1,024
+template <int R> __device__ uint8_t * aligned_to_rings(uint8_t * memory) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+    return memory + (0u - address) % tiling<R>::ring_bytes;
+}
 
 template <uint32_t STORE, int R, bool IS_WIDE> __global__ void __launch_bounds__(decode_threads)
     decode(const __grid_constant__ launch_buffers in) {
-    extern __shared__ __align__(1024) uint64_t shared[];
-    auto * const                               rings = reinterpret_cast<uint8_t *>(shared);
+    extern __shared__ __align__(16) uint8_t shared[];
+    uint8_t * const                         rings = aligned_to_rings<R>(shared);
     auto * const table   = reinterpret_cast<table_entry *>(rings + blockDim.x / 32 * R * tiling<R>::ring_bytes);
     auto * const scratch = reinterpret_cast<token_scratch *>(table + in.set.n_entries);
     decode_kernel<STORE, R, IS_WIDE>(this_thread(), in, table, rings, scratch);
 }
 
 __global__ void __launch_bounds__(native_threads) expand(const __grid_constant__ launch_buffers in) {
-    __shared__ __align__(1024) uint8_t rings[native_threads / 32 * tiling<1>::ring_bytes];
-    expand_kernel(this_thread(), in, rings);
+    __shared__ uint8_t rings[native_threads / 32 * tiling<1>::ring_bytes + ring_alignment];
+    expand_kernel(this_thread(), in, aligned_to_rings<1>(rings));
 }
 
 template <uint32_t STORE> __global__ void __launch_bounds__(native_threads)
@@ -57,8 +64,10 @@ uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
 } // namespace
 
 uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_side, uint32_t n_threads) {
-    const uint64_t ring_bytes = n_side == 1 ? tiling<1>::ring_bytes : tiling<2>::ring_bytes;
-    return uint64_t{ set.n_entries } * sizeof(table_entry) +
+    const uint64_t ring_bytes = n_side == 1   ? tiling<1>::ring_bytes
+                                : n_side == 2 ? tiling<2>::ring_bytes
+                                              : tiling<4>::ring_bytes;
+    return ring_alignment + uint64_t{ set.n_entries } * sizeof(table_entry) +
            n_threads / 32 * (n_side * ring_bytes + sizeof(token_scratch));
 }
 
