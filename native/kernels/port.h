@@ -71,6 +71,16 @@ KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
+// 16 bytes, to a multiple of 16; to the host's memory too
+KC_FN void kc_write_16(uint8_t * to, uint64_t low, uint64_t high) {
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
+}
+
+// the number before
+KC_FN uint32_t kc_atomic_add(uint32_t * to, uint32_t value) {
+    return atomicAdd(to, value);
+}
+
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
     uint64_t product;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));

@@ -80,6 +80,16 @@ template <int N> KC_FN void kc_wait_batches() {}
 template <typename T> KC_FN void kc_write(T * to, T value) {
     *to = value;
 }
+KC_FN void kc_write_16(uint8_t * to, uint64_t low, uint64_t high) {
+    memcpy(to, &low, 8);
+    memcpy(to + 8, &high, 8);
+}
+// one lane runs at a time
+KC_FN uint32_t kc_atomic_add(uint32_t * to, uint32_t value) {
+    const uint32_t before = *to;
+    *to += value;
+    return before;
+}
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
     return uint64_t{ a } * b;
 }
