@@ -1,6 +1,8 @@
-// Decoding kernels on a device: symbols a second of a whole page, all of it in the device's memory already.
+// Decoding and encoding kernels on a device: symbols a second of a whole page, all of it in the device's memory
+// already.
 //   bench-kernels-cuda [TOKENS [REPEATS [THREADS]]]
 #include "archive_decoder.h"
+#include "bench-encoder.h"
 #include "cachegen.h"
 #include "cuda/cuda_device.h"
 #include "cuda/decode.h"
@@ -338,6 +340,7 @@ int main(int argc, char ** argv) {
         }
         device.release(at);
         cachegen_free(archive);
+        bench_encoder(planes, sources, options, executor, destination, stream);
     }
     device.release(destination);
     cachegen_executor_free(executor);
