@@ -23,43 +23,43 @@ template <int R> struct word_streams {
     KC_SHARED uint16_t * rings;        // [R][chunk_words]: the chunk that is being filled, from its end
 };
 
-// cells and factors of 32 tokens, one a lane; `first` is a multiple of 32, or no_cell: none yet
+// cells or factors of 32 tokens, one a lane; `first` is a multiple of 32, or no_cell: none yet
 struct token_window {
     uint32_t first;
     uint32_t value;
 };
 
-template <uint32_t SOURCE, int R, int T>
-KC_FN void load_rows(const kc_thread & me, const encode_buffers & in, const KC_GLOBAL encode_plane & plane,
-                     const block_rows & rows, uint32_t first_group, uint32_t first_row, token_window & cells,
-                     float (&values)[R][T]) {
+template <uint32_t SOURCE, int R, int T> KC_FN void load_rows(const kc_thread & me, const encode_buffers & in,
+                                                              const encode_plane & plane, const block_rows & rows,
+                                                              uint32_t first_group, uint32_t first_row,
+                                                              token_window & cells, raw_tile<R, T> & raw) {
     if (cells.first != (first_row & ~31u)) {
         cells.first        = first_row & ~31u;
         const uint32_t row = cells.first + me.lane;
-        cells.value        = row < rows.n ? in.cells[plane.cells + rows.first + row] : no_cell;
+        // instead of a token that is not there, the last one
+        cells.value        = kc_read_only(in.cells + plane.cells + rows.first + (row < rows.n ? row : rows.n - 1));
     }
     uint32_t of_tile[T];
     KC_UNROLL
     for (int t = 0; t < T; t++) {
         of_tile[t] = kc_shuffle(cells.value, (first_row + t) & 31);
     }
-    load_tile<SOURCE, R, T>(me, plane, first_group, of_tile, values);
+    load_tile<SOURCE, R, T>(me, plane, first_group, of_tile, raw);
 }
 
-// a tile's symbols, 8 bits each; values is of no use afterwards
-template <int R, int T> KC_FN void quantize_rows(const kc_thread & me, const encode_buffers & in,
-                                                 const KC_GLOBAL encode_plane & plane, const block_rows & rows,
-                                                 uint32_t first_row, float centre, token_window & factors,
-                                                 float (&values)[R][T], uint32_t (&symbols)[R]) {
+// a tile's symbols, 8 bits each
+template <uint32_t SOURCE, int R, int T>
+KC_FN void quantize_rows(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
+                         const block_rows & rows, uint32_t first_group, uint32_t first_row, float centre,
+                         token_window & factors, const raw_tile<R, T> & raw, uint32_t (&symbols)[R]) {
     if (factors.first != (first_row & ~31u)) {
-        factors.first      = first_row & ~31u;
-        const uint32_t row = factors.first + me.lane;
-        factors.value =
-            row < rows.n ? kc_float_bits(factor_of(in.scales[plane.scales + row], plane.scale_type, centre)) : 0;
+        factors.first        = first_row & ~31u;
+        const uint32_t row   = factors.first + me.lane;
+        const uint32_t scale = in.scales[plane.scales + (row < rows.n ? row : rows.n - 1)];
+        factors.value        = kc_float_bits(factor_of(scale, plane.scale_type, centre));
     }
-    if (plane.rotation != 0) {
-        rotate_tile<R, T>(me, plane.rotation, plane.rotation_factor, values);
-    }
+    float values[R][T];
+    convert_tile<SOURCE, R, T>(me, plane, first_group, raw, values);
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         symbols[r] = 0;
@@ -99,7 +99,7 @@ template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffe
         quotient++;
         rank -= frequency;
     }
-    streams.state[r] = quotient << 10 | in.slots[distribution * 1024 + ((first_slot + rank) & 1023)];
+    streams.state[r] = quotient << 10 | kc_read_only(in.slots + distribution * 1024 + ((first_slot + rank) & 1023));
 }
 
 // write the next piece of group r's ring to the pool, whole or not
@@ -121,33 +121,32 @@ KC_FN void write_piece(const kc_thread & me, const encode_buffers & in, word_str
     kc_sync_group(); // the words are there
     if (!streams.is_full) {
         const uint32_t                   offset = chunk_bytes / 2 * (1 - half) + 16 * me.lane;
-        const KC_SHARED uint64_t * const from =
-            (const KC_SHARED uint64_t *) ((const KC_SHARED uint8_t *) (streams.rings + r * chunk_words) + offset);
-        kc_write_16(in.pool + (uint64_t) streams.chunk[r] * chunk_bytes + offset, from[0], from[1]);
+        const KC_SHARED uint32_t * const from =
+            (const KC_SHARED uint32_t *) ((const KC_SHARED uint8_t *) (streams.rings + r * chunk_words) + offset);
+        kc_write_16(in.pool + (uint64_t) streams.chunk[r] * chunk_bytes + offset, from[0], from[1], from[2], from[3]);
     }
     kc_sync_group(); // and have been read
     streams.n_written[r] += piece_words;
 }
 
-template <int R> KC_FN void open_words(const kc_thread & me, const encode_buffers & in,
-                                       const KC_GLOBAL encode_plane & plane, uint32_t first_group,
-                                       KC_SHARED uint16_t * rings, word_streams<R> & streams) {
+template <int R> KC_FN void open_words(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
+                                       uint32_t first_group, KC_SHARED uint16_t * rings, word_streams<R> & streams) {
     streams.is_full = false;
     streams.rings   = rings;
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         const uint32_t channel = (first_group + r) * 32 + me.lane;
         streams.state[r]       = 65536;
-        streams.model[r]       = channel < plane.n_channels ? in.models[plane.models + channel] * in.set.n_classes : 0;
-        streams.n_words[r]     = 0;
-        streams.n_written[r]   = 0;
-        streams.chunk[r]       = no_chunk;
+        streams.model[r] =
+            channel < plane.n_channels ? kc_read_only(in.models + plane.models + channel) * in.set.n_classes : 0;
+        streams.n_words[r]   = 0;
+        streams.n_written[r] = 0;
+        streams.chunk[r]     = no_chunk;
     }
 }
 
-template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffers & in,
-                                        const KC_GLOBAL encode_plane & plane, uint32_t first_group,
-                                        word_streams<R> & streams) {
+template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
+                                        uint32_t first_group, word_streams<R> & streams) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         if (!streams.is_full && streams.n_words[r] > streams.n_written[r]) {
@@ -174,7 +173,7 @@ template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffe
  */
 template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me, const encode_buffers & in,
                                                            const kc_shared & table, const KC_SHARED uint8_t * class_of,
-                                                           const KC_GLOBAL encode_plane & plane, uint32_t first_group,
+                                                           const encode_plane & plane, uint32_t first_group,
                                                            KC_SHARED uint16_t * rings) {
     constexpr int    T      = encode_tiling<R>::tokens;
     const block_rows rows   = rows_of(in, plane);
@@ -185,16 +184,16 @@ template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me,
         close_words<R>(me, in, plane, first_group, streams);
         return;
     }
-    token_window cells   = { no_cell, 0 };
-    token_window factors = { no_cell, 0 };
-    float        values[R][T];
-    uint32_t     symbols[R];
-    uint32_t     before[R];
-    uint32_t     tile = (rows.n - 1) / T * T;
-    load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile, cells, values);
-    quantize_rows<R, T>(me, in, plane, rows, tile, centre, factors, values, symbols);
+    token_window   cells   = { no_cell, 0 };
+    token_window   factors = { no_cell, 0 };
+    raw_tile<R, T> raw;
+    uint32_t       symbols[R];
+    uint32_t       before[R];
+    uint32_t       tile = (rows.n - 1) / T * T;
+    load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile, cells, raw);
+    quantize_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile, centre, factors, raw, symbols);
     if (tile > 0) {
-        load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - T, cells, values);
+        load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - T, cells, raw);
     }
     while (true) {
         KC_UNROLL
@@ -202,10 +201,10 @@ template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me,
             before[r] = 0;
         }
         if (tile > 0) {
-            quantize_rows<R, T>(me, in, plane, rows, tile - T, centre, factors, values, before);
+            quantize_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - T, centre, factors, raw, before);
         }
         if (tile > T) {
-            load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - 2 * T, cells, values);
+            load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - 2 * T, cells, raw);
         }
         KC_UNROLL
         for (int t = T - 1; t >= 0; t--) {
@@ -256,7 +255,8 @@ template <uint32_t SOURCE, int R> KC_FN void encode_kernel(const kc_thread & me,
     kc_sync();
     const kc_shared shared = kc_shared_at(table);
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
-        encode_groups<SOURCE, R>(me, in, shared, class_of, in.planes[in.groups[i].unit], in.groups[i].first_group,
+        const encode_plane plane = in.planes[in.groups[i].unit];
+        encode_groups<SOURCE, R>(me, in, shared, class_of, plane, in.groups[i].first_group,
                                  rings + me.group * R * chunk_words);
     }
 }

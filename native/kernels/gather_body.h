@@ -58,7 +58,7 @@ KC_FN uint32_t packed_scales(const uint32_t * scales, uint32_t n, const scale_ra
 }
 
 // of groups [0, n_groups): their first words, and the sum; no_chunk: one of them had no room
-KC_FN uint32_t place_groups(const kc_thread & me, const encode_buffers & in, const KC_GLOBAL encode_plane & plane) {
+KC_FN uint32_t place_groups(const kc_thread & me, const encode_buffers & in, const encode_plane & plane) {
     uint32_t total   = 0;
     bool     is_full = false;
     for (uint32_t first = 0; first < plane.n_groups; first += 32) {
@@ -76,7 +76,7 @@ KC_FN uint32_t place_groups(const kc_thread & me, const encode_buffers & in, con
 }
 
 // one plane's unit: everything but states and words. Returns what became of it, the same in all lanes.
-KC_FN unit_made lay_out_unit(const kc_thread & me, const encode_buffers & in, const KC_GLOBAL encode_plane & plane,
+KC_FN unit_made lay_out_unit(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
                              unit_place & place) {
     const block_rows rows = rows_of(in, plane);
     unit_made        made = { made_none, 0, 0, 0 };
@@ -177,9 +177,8 @@ KC_FN void gather_words(const kc_thread & me, const encode_buffers & in, uint32_
         }
         const uint64_t address = to - 2 * shift + 2 * (uint64_t) (begin + 8 * me.lane);
         if (n_there == 8) {
-            kc_write_16((KC_GLOBAL uint8_t *) address,
-                        (uint64_t) (words[2] | words[3] << 16) << 32 | (words[0] | words[1] << 16),
-                        (uint64_t) (words[6] | words[7] << 16) << 32 | (words[4] | words[5] << 16));
+            kc_write_16((KC_GLOBAL uint8_t *) address, words[0] | words[1] << 16, words[2] | words[3] << 16,
+                        words[4] | words[5] << 16, words[6] | words[7] << 16);
             continue;
         }
         KC_UNROLL
@@ -194,10 +193,10 @@ KC_FN void gather_words(const kc_thread & me, const encode_buffers & in, uint32_
 // The kernel: a job is a group.
 KC_FN void gather_kernel(const kc_thread & me, const encode_buffers & in) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
-        const uint32_t                 unit  = in.groups[i].unit;
-        const uint32_t                 group = in.groups[i].first_group;
-        const KC_GLOBAL encode_plane & plane = in.planes[unit];
-        const unit_place               place = in.places[unit];
+        const uint32_t     unit  = in.groups[i].unit;
+        const uint32_t     group = in.groups[i].first_group;
+        const encode_plane plane = in.planes[unit];
+        const unit_place   place = in.places[unit];
         if (place.states == 0) {
             continue;
         }

@@ -60,6 +60,11 @@ KC_FN uint32_t kc_to_fp16(float value) {
     return kc_to_fp16_pair(value, 0.0f) & 0xffff;
 }
 
+// every NaN becomes some NaN
+KC_FN float kc_from_fp16(uint32_t half) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
+}
+
 // to a device's memory, which the compiler cannot tell from other kinds
 KC_FN void kc_write(uint8_t * to, uint8_t value) {
     asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "r"(static_cast<uint32_t>(value)) : "memory");
@@ -71,9 +76,13 @@ KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
-// 16 bytes, to a multiple of 16; to the host's memory too
-KC_FN void kc_write_16(uint8_t * to, uint64_t low, uint64_t high) {
-    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
+KC_FN void kc_write_16(uint8_t * to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// from a device's memory that nobody writes to during the launch
+template <typename T> KC_FN T kc_read_only(const T * from) {
+    return __ldg(from);
 }
 
 // the number before

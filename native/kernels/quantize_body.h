@@ -12,7 +12,7 @@ struct block_rows {
     uint32_t first; // of the plane's own
 };
 
-KC_FN block_rows rows_of(const encode_buffers & in, const KC_GLOBAL encode_plane & plane) {
+KC_FN block_rows rows_of(const encode_buffers & in, const encode_plane & plane) {
     const uint32_t begin = in.block_begin > plane.first_token ? in.block_begin : plane.first_token;
     block_rows     rows;
     rows.n     = in.block_end > begin ? in.block_end - begin : 0;
@@ -20,36 +20,82 @@ KC_FN block_rows rows_of(const encode_buffers & in, const KC_GLOBAL encode_plane
     return rows;
 }
 
-// one value; SOURCE: enum store_kind, how the source keeps its values
-template <uint32_t SOURCE>
-KC_FN float load_value(const KC_GLOBAL encode_plane & plane, uint32_t cell, uint32_t channel) {
-    const KC_GLOBAL uint8_t * const data = (const KC_GLOBAL uint8_t *) plane.data;
-    if (SOURCE == store_f32_transposed || SOURCE == store_f16_transposed || SOURCE == store_bf16_transposed) {
-        const KC_GLOBAL uint8_t * const begin = data + kc_multiply_wide(channel, plane.stride);
-        return SOURCE == store_f32_transposed   ? ((const KC_GLOBAL float *) begin)[cell]
-               : SOURCE == store_f16_transposed ? float_of_fp16(((const KC_GLOBAL uint16_t *) begin)[cell])
-                                                : kc_float((uint32_t) ((const KC_GLOBAL uint16_t *) begin)[cell] << 16);
-    }
-    const uint32_t type = SOURCE == store_f32    ? type_f32
-                          : SOURCE == store_f16  ? type_f16
-                          : SOURCE == store_bf16 ? type_bf16
-                          : SOURCE == store_q8_0 ? type_q8_0
-                                                 : type_q4_0;
-    return native_value(data + kc_multiply_wide(cell, plane.stride), type, channel);
-}
+// A tile of R adjacent groups x T tokens as the source keeps them, on their way: nothing waits for them before
+// convert_tile(). SOURCE: enum store_kind, how the source keeps its values.
+template <int R, int T> struct raw_tile {
+    uint32_t numbers[R][T];
+    uint32_t scales[R][T]; // of blocks
+};
 
-// a tile of R adjacent groups x T tokens; lanes without a channel, and no_cell: 0
-template <uint32_t SOURCE, int R, int T>
-KC_FN void load_tile(const kc_thread & me, const KC_GLOBAL encode_plane & plane, uint32_t first_group,
-                     const uint32_t (&cells)[T], float (&values)[R][T]) {
+/*
+ * cells  IN  of each token, the same in all lanes; lanes without a channel load another one
+ */
+template <uint32_t SOURCE, int R, int T> KC_FN void load_tile(const kc_thread & me, const encode_plane & plane,
+                                                              uint32_t         first_group, const uint32_t (&cells)[T],
+                                                              raw_tile<R, T> & raw) {
+    const KC_GLOBAL uint8_t * const data = (const KC_GLOBAL uint8_t *) plane.data;
     KC_UNROLL
     for (int r = 0; r < R; r++) {
-        const uint32_t channel = (first_group + r) * 32 + me.lane;
+        const uint32_t wanted  = (first_group + r) * 32 + me.lane;
+        const uint32_t channel = wanted < plane.n_channels ? wanted : plane.n_channels - 1;
         KC_UNROLL
         for (int t = 0; t < T; t++) {
-            values[r][t] =
-                channel < plane.n_channels && cells[t] != no_cell ? load_value<SOURCE>(plane, cells[t], channel) : 0.0f;
+            raw.scales[r][t] = 0;
+            if (SOURCE == store_f32_transposed) {
+                const KC_GLOBAL uint8_t * const begin = data + kc_multiply_wide(channel, plane.stride);
+                raw.numbers[r][t]                     = kc_read_only((const KC_GLOBAL uint32_t *) begin + cells[t]);
+            } else if (SOURCE == store_f16_transposed || SOURCE == store_bf16_transposed) {
+                const KC_GLOBAL uint8_t * const begin = data + kc_multiply_wide(channel, plane.stride);
+                raw.numbers[r][t]                     = kc_read_only((const KC_GLOBAL uint16_t *) begin + cells[t]);
+            } else {
+                const KC_GLOBAL uint8_t * const row = data + kc_multiply_wide(cells[t], plane.stride);
+                if (SOURCE == store_f32) {
+                    raw.numbers[r][t] = kc_read_only((const KC_GLOBAL uint32_t *) row + channel);
+                } else if (SOURCE == store_f16 || SOURCE == store_bf16) {
+                    raw.numbers[r][t] = kc_read_only((const KC_GLOBAL uint16_t *) row + channel);
+                } else {
+                    const uint32_t                  lane  = channel & 31;
+                    const KC_GLOBAL uint8_t * const block = row + channel / 32 * (SOURCE == store_q8_0 ? 34 : 18);
+                    raw.scales[r][t]                      = kc_read_only((const KC_GLOBAL uint16_t *) block);
+                    raw.numbers[r][t] = kc_read_only(block + 2 + (SOURCE == store_q8_0 ? lane : lane & 15));
+                }
+            }
         }
+    }
+}
+
+template <uint32_t SOURCE> KC_FN float convert_value(const kc_thread & me, uint32_t number, uint32_t scale) {
+    if (SOURCE == store_f32 || SOURCE == store_f32_transposed) {
+        return kc_float(number);
+    }
+    if (SOURCE == store_f16 || SOURCE == store_f16_transposed) {
+        return kc_from_fp16(number);
+    }
+    if (SOURCE == store_bf16 || SOURCE == store_bf16_transposed) {
+        return kc_float(number << 16);
+    }
+    if (SOURCE == store_q8_0) {
+        return (float) (int32_t) (int8_t) number * kc_from_fp16(scale);
+    }
+    const uint32_t code = number >> (me.lane & 16 ? 4 : 0) & 15; // blocks fill their groups
+    return (float) ((int32_t) code - 8) * kc_from_fp16(scale);
+}
+
+// to the values that are coded; lanes without a channel: 0
+template <uint32_t SOURCE, int R, int T> KC_FN void convert_tile(const kc_thread & me, const encode_plane & plane,
+                                                                 uint32_t first_group, const raw_tile<R, T> & raw,
+                                                                 float (&values)[R][T]) {
+    KC_UNROLL
+    for (int r = 0; r < R; r++) {
+        const bool is_channel = (first_group + r) * 32 + me.lane < plane.n_channels;
+        KC_UNROLL
+        for (int t = 0; t < T; t++) {
+            const float value = convert_value<SOURCE>(me, raw.numbers[r][t], raw.scales[r][t]);
+            values[r][t]      = is_channel ? value : 0.0f;
+        }
+    }
+    if (plane.rotation != 0) {
+        rotate_tile<R, T>(me, plane.rotation, plane.rotation_factor, values);
     }
 }
 
@@ -86,23 +132,25 @@ template <uint32_t SOURCE, int R> KC_FN void scales_kernel(const kc_thread & me,
     // as many values at hand as registers allow
     constexpr int T = R >= 4 ? 2 : R == 2 ? 4 : 8;
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
-        const KC_GLOBAL encode_plane & plane = in.planes[in.groups[i].unit];
-        const block_rows               rows  = rows_of(in, plane);
-        const uint32_t                 end   = in.groups[i].first_group + scale_tokens;
-        for (uint32_t row = in.groups[i].first_group; row < end && row < rows.n; row += T) {
+        const encode_plane plane = in.planes[in.groups[i].unit];
+        const block_rows   rows  = rows_of(in, plane);
+        const uint32_t     begin = in.groups[i].first_group;
+        const uint32_t     end   = begin + scale_tokens;
+        for (uint32_t row = begin; row < end && row < rows.n; row += T) {
             uint32_t cells[T];
             uint32_t largest[T];
             KC_UNROLL
             for (int t = 0; t < T; t++) {
-                cells[t]   = row + t < rows.n ? in.cells[plane.cells + rows.first + row + t] : no_cell;
-                largest[t] = 0;
+                // instead of a token that is not there, the last one
+                const uint32_t there = row + t < rows.n ? row + t : rows.n - 1;
+                cells[t]             = kc_read_only(in.cells + plane.cells + rows.first + there);
+                largest[t]           = 0;
             }
             for (uint32_t group = 0; group < plane.n_groups; group += R) {
-                float values[R][T];
-                load_tile<SOURCE, R, T>(me, plane, group, cells, values);
-                if (plane.rotation != 0) {
-                    rotate_tile<R, T>(me, plane.rotation, plane.rotation_factor, values);
-                }
+                raw_tile<R, T> raw;
+                float          values[R][T];
+                load_tile<SOURCE, R, T>(me, plane, group, cells, raw);
+                convert_tile<SOURCE, R, T>(me, plane, group, raw, values);
                 KC_UNROLL
                 for (int r = 0; r < R; r++) {
                     KC_UNROLL

@@ -71,6 +71,10 @@ KC_FN uint32_t kc_to_fp16_pair(float low, float high) {
     return kc_to_fp16(low) | kc_to_fp16(high) << 16;
 }
 
+KC_FN float kc_from_fp16(uint32_t half) {
+    return cachegen::fp16_to_fp32(static_cast<uint16_t>(half));
+}
+
 KC_FN void kc_copy_16(void * to, const uint8_t * from) {
     memcpy(to, from, 16);
 }
@@ -80,9 +84,12 @@ template <int N> KC_FN void kc_wait_batches() {}
 template <typename T> KC_FN void kc_write(T * to, T value) {
     *to = value;
 }
-KC_FN void kc_write_16(uint8_t * to, uint64_t low, uint64_t high) {
-    memcpy(to, &low, 8);
-    memcpy(to + 8, &high, 8);
+KC_FN void kc_write_16(uint8_t * to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t words[] = { a, b, c, d };
+    memcpy(to, words, 16);
+}
+template <typename T> KC_FN T kc_read_only(const T * from) {
+    return *from;
 }
 // one lane runs at a time
 KC_FN uint32_t kc_atomic_add(uint32_t * to, uint32_t value) {
