@@ -5,6 +5,7 @@
 #include "lcg3_archive.h"
 #include "lcg3_models.h"
 #include "lcg3_symbols.h"
+#include "lcg3_unit_encoder.h"
 #include "native_tile.h"
 #include "rans_encode.h"
 #include "typed_store.h"
@@ -125,7 +126,8 @@ struct page_encoder {
     metered_vector<source_plane>                       planes;
     cachegen_lcg3_options                              options;
     const cachegen_executor *                          executor;
-    const cachegen_row_reader *                        reader; // or NULL
+    const cachegen_row_reader *                        reader;    // or NULL
+    unit_encoder *                                     elsewhere; // or NULL
     uint32_t                                           n_tokens;
     uint32_t                                           n_blocks;
     metered_vector<std::unique_ptr<symbol_dictionary>> dictionaries;
@@ -142,6 +144,7 @@ struct page_encoder {
         uint32_t                     n_classes;
         metered_vector<uint16_t>     frequencies;
         std::unique_ptr<set_encoder> encoder;
+        double                       bits_a_value; // if a unit encoder asks
     };
     metered_vector<set> sets;
 
@@ -159,15 +162,18 @@ struct page_encoder {
         return chunks;
     }
 
-    void check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
-    void fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
-    void make_dictionaries();
-    void assign_sets();
-    void train(set & one);
-    metered_vector<uint8_t> encode_unit(uint32_t plane, uint32_t block) const;
-    metered_vector<uint8_t> make_metadata(const metered_vector<uint32_t> & unit_sizes,
-                                          const metered_vector<uint64_t> & digests) const;
-    uint64_t                write(archive_sink & sink) const;
+    void            check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void            fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
+    void            make_dictionaries();
+    void            assign_sets();
+    void            train(set & one);
+    const uint8_t * models_of(uint32_t plane) const;
+    trained_page    describe_trained() const;
+    metered_vector<unit_bytes> next_units(uint32_t first_plane) const;
+    metered_vector<uint8_t>    encode_unit(uint32_t plane, uint32_t block) const;
+    metered_vector<uint8_t>    make_metadata(const metered_vector<uint32_t> & unit_sizes,
+                                             const metered_vector<uint64_t> & digests) const;
+    uint64_t                   write(archive_sink & sink) const;
 };
 
 void page_encoder::fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const {
@@ -420,8 +426,59 @@ void page_encoder::train(set & one) {
             make_frequencies(is_empty ? overall.data() : &pairs[begin], n_symbols, &one.frequencies[begin]);
         }
     }
+    if (elsewhere != nullptr) {
+        double n_bits = 0;
+        double n      = 0;
+        for (size_t k = 0; k < n_counts; k++) {
+            n += static_cast<double>(pairs[k]);
+            n_bits += static_cast<double>(pairs[k]) * std::log2(double{ prob_scale } / one.frequencies[k]);
+        }
+        one.bits_a_value = n > 0 ? n_bits / n : 0;
+    }
     one.encoder = std::make_unique<set_encoder>(one.frequencies.data(), n_symbols, one.n_classes, one.choice.n_models,
                                                 one.class_of, one.class_of[n_symbols / 2]);
+}
+
+// of a lossy or exact plane's channels
+const uint8_t * page_encoder::models_of(uint32_t plane) const {
+    const set &  one = sets[planes[plane].record.set];
+    const size_t in_set =
+        static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), plane) - one.planes.begin());
+    return &one.choice.model_of_channel[one.first_channel[in_set]];
+}
+
+trained_page page_encoder::describe_trained() const {
+    trained_page page{ n_tokens, options.n_exact_tokens, options.block_tokens, n_blocks, {} };
+    for (uint32_t p = 0; p < planes.size(); p++) {
+        trained_page::plane plane{ &planes[p], nullptr, nullptr, 0 };
+        if (planes[p].record.mode != CACHEGEN_LCG3_RAW) {
+            const set & one    = sets[planes[p].record.set];
+            plane.encoder      = one.encoder.get();
+            plane.models       = models_of(p);
+            plane.bits_a_value = one.bits_a_value;
+        }
+        page.planes.push_back(plane);
+    }
+    return page;
+}
+
+// what is made elsewhere of the next planes of a block; else as many planes as keep their units small
+metered_vector<unit_bytes> page_encoder::next_units(uint32_t first_plane) const {
+    if (elsewhere != nullptr) {
+        metered_vector<unit_bytes> units = elsewhere->next();
+        if (units.empty() || units.size() > planes.size() - first_plane) {
+            fail(CACHEGEN_ERR_INTERNAL, "%zu units from plane %u on, of %zu planes", units.size(), first_plane,
+                 planes.size());
+        }
+        return units;
+    }
+    size_t   n_wave   = 0;
+    uint64_t n_values = 0;
+    while (first_plane + n_wave < planes.size() && (n_wave == 0 || n_values < values_a_wave)) {
+        n_values += uint64_t{ options.block_tokens } * planes[first_plane + n_wave].record.n_channels;
+        n_wave++;
+    }
+    return metered_vector<unit_bytes>(n_wave, unit_bytes{ nullptr, 0 });
 }
 
 metered_vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t block) const {
@@ -472,10 +529,8 @@ metered_vector<uint8_t> page_encoder::encode_unit(uint32_t plane_index, uint32_t
         memcpy(raw, symbols.raw.data(), symbols.raw.size());
     }
 
-    const set &  one = sets[plane.record.set];
-    const size_t in_set =
-        static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), plane_index) - one.planes.begin());
-    const uint8_t *         models   = &one.choice.model_of_channel[one.first_channel[in_set]];
+    const set &             one      = sets[plane.record.set];
+    const uint8_t *         models   = models_of(plane_index);
     // a vector more than can be written: the encoder stores before it knows what it keeps
     const size_t            n_buffer = size_t{ n_rows } * n_lanes + 8;
     metered_array<uint16_t> buffer(n_buffer * groups_a_step);
@@ -565,10 +620,7 @@ metered_vector<uint8_t> page_encoder::make_metadata(const metered_vector<uint32_
     }
     for (uint32_t p = 0; p < planes.size(); p++) {
         if (planes[p].record.mode != CACHEGEN_LCG3_RAW) {
-            const set &  one = sets[planes[p].record.set];
-            const size_t in_set =
-                static_cast<size_t>(std::find(one.planes.begin(), one.planes.end(), p) - one.planes.begin());
-            out.append(&one.choice.model_of_channel[one.first_channel[in_set]], planes[p].record.n_channels);
+            out.append(models_of(p), planes[p].record.n_channels);
         }
     }
     out.align(8);
@@ -610,24 +662,24 @@ uint64_t page_encoder::write(archive_sink & sink) const {
     sink.write(offset, padding.data(), padding.size());
     offset += padding.size();
 
-    // as many planes at a time as keep their units small
     for (uint32_t block = 0; block < n_blocks; block++) {
         stream_digest digest;
         for (size_t first = 0; first < planes.size();) {
-            size_t   n_wave   = 0;
-            uint64_t n_values = 0;
-            while (first + n_wave < planes.size() && (n_wave == 0 || n_values < values_a_wave)) {
-                n_values += uint64_t{ options.block_tokens } * planes[first + n_wave].record.n_channels;
-                n_wave++;
-            }
+            const metered_vector<unit_bytes>        made   = next_units(static_cast<uint32_t>(first));
+            const size_t                            n_wave = made.size();
             metered_vector<metered_vector<uint8_t>> units(n_wave);
-            run_tasks(executor, n_wave,
-                      [&](uint64_t i) { units[i] = encode_unit(static_cast<uint32_t>(first + i), block); });
+            run_tasks(executor, n_wave, [&](uint64_t i) {
+                if (made[i].bytes == nullptr) {
+                    units[i] = encode_unit(static_cast<uint32_t>(first + i), block);
+                }
+            });
             for (size_t i = 0; i < n_wave; i++) {
-                digest.update(units[i].data(), units[i].size());
-                sink.write(offset, units[i].data(), units[i].size());
-                offset += units[i].size();
-                unit_sizes[block * planes.size() + first + i] = static_cast<uint32_t>(units[i].size());
+                const uint8_t * const bytes   = made[i].bytes != nullptr ? made[i].bytes : units[i].data();
+                const size_t          n_bytes = made[i].bytes != nullptr ? made[i].n_bytes : units[i].size();
+                digest.update(bytes, n_bytes);
+                sink.write(offset, bytes, n_bytes);
+                offset += n_bytes;
+                unit_sizes[block * planes.size() + first + i] = static_cast<uint32_t>(n_bytes);
             }
             first += n_wave;
         }
@@ -657,24 +709,36 @@ namespace {
 // What both entry points check and prepare.
 uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sources, uint64_t n_planes,
                    const cachegen_row_reader * reader, const cachegen_lcg3_options * options,
-                   const cachegen_executor * executor, lcg3::archive_sink & sink) {
+                   const cachegen_executor * executor, lcg3::unit_encoder * elsewhere, lcg3::archive_sink & sink) {
     if (planes == nullptr || sources == nullptr || options == nullptr) {
         fail(CACHEGEN_ERR_ARGUMENT, "planes, sources or options is NULL");
     }
     lcg3::page_encoder encoder{};
-    encoder.options  = *options;
-    encoder.executor = executor;
-    encoder.reader   = reader;
+    encoder.options   = *options;
+    encoder.executor  = executor;
+    encoder.reader    = reader;
+    encoder.elsewhere = elsewhere;
     encoder.check(planes, sources, n_planes);
     encoder.make_dictionaries();
     encoder.assign_sets();
     for (auto & one : encoder.sets) {
         encoder.train(one);
     }
+    const lcg3::trained_page trained = encoder.describe_trained();
+    if (elsewhere != nullptr) {
+        elsewhere->prepare(trained);
+    }
     return encoder.write(sink);
 }
 
 } // namespace
+
+uint64_t lcg3::encode_with(unit_encoder & units, const cachegen_lcg3_plane * planes, const cachegen_rows * sources,
+                           uint64_t n_planes, const cachegen_row_reader & reader, const cachegen_lcg3_options & options,
+                           const cachegen_executor * executor, const cachegen_sink & sink) {
+    callback_sink to_caller(sink);
+    return encode_to(planes, sources, n_planes, &reader, &options, executor, &units, to_caller);
+}
 
 int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
                              uint64_t n_planes, const struct cachegen_lcg3_options * options,
@@ -686,9 +750,9 @@ int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const st
         *archive = nullptr;
         *n_bytes = 0;
         lcg3::memory_sink sink;
-        const uint64_t    archive_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, sink);
-        *archive                        = sink.release(archive_bytes);
-        *n_bytes                        = archive_bytes;
+        const uint64_t archive_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, nullptr, sink);
+        *archive                     = sink.release(archive_bytes);
+        *n_bytes                     = archive_bytes;
     });
 }
 
@@ -704,7 +768,7 @@ int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes, con
         }
         *n_bytes = 0;
         lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, reader, options, executor, to_caller);
+        *n_bytes = encode_to(planes, sources, n_planes, reader, options, executor, nullptr, to_caller);
     });
 }
 
@@ -718,6 +782,6 @@ int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const
         }
         *n_bytes = 0;
         lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, to_caller);
+        *n_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, nullptr, to_caller);
     });
 }

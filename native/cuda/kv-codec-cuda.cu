@@ -1,12 +1,16 @@
-// KV codec procs of the CUDA backend: archives are decoded on the stream of the graphs that read the cache.
+// KV codec procs of the CUDA backend: archives are decoded, and lossy planes encoded, on the stream of the graphs that
+// use the cache.
 #include "kv-codec-cuda.h"
 
 #include "archive_decoder.h"
+#include "archive_encoder.h"
 #include "cachegen.h"
 #include "codec_rows.h"
 #include "common.cuh"
 #include "cuda/cuda_device.h"
+#include "executor.h"
 #include "ggml-backend-impl.h"
+#include "meter.h"
 #include "status.h"
 
 #include <algorithm>
@@ -14,8 +18,8 @@
 
 namespace {
 
-bool supports(ggml_kv_codec_format format, ggml_type type, bool is_transposed, bool is_encode) {
-    return format == GGML_KV_CODEC_FORMAT_LCG3 && !is_encode && codec_takes(type, is_transposed);
+bool supports(ggml_kv_codec_format format, ggml_type type, bool is_transposed, bool) {
+    return format == GGML_KV_CODEC_FORMAT_LCG3 && codec_takes(type, is_transposed);
 }
 
 } // namespace
@@ -75,9 +79,27 @@ uint64_t decoder_peak_bytes(const ggml_kv_codec_decoder * decoder) {
     return decoder->decoder.device_bytes() + decoder->decoder.host_bytes();
 }
 
-int32_t encode(ggml_backend_t, ggml_kv_codec_format, const void *, const void *, const ggml_kv_codec_rows *, uint64_t,
-               uint32_t, ggml_kv_codec_write_t, void *, uint64_t *, uint64_t *) {
-    return cachegen::set_error(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend does not encode");
+// models, digests and what is not lossy are libcachegen's, from rows that it reads
+int32_t encode(ggml_backend_t backend, ggml_kv_codec_format format, const void * planes, const void * options,
+               const ggml_kv_codec_rows * rows, uint64_t n_rows, uint32_t n_threads, ggml_kv_codec_write_t write,
+               void * user_data, uint64_t * n_bytes, uint64_t * peak_bytes) {
+    return cachegen::guard([&] {
+        if (format != GGML_KV_CODEC_FORMAT_LCG3) {
+            cachegen::fail(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend encodes no format but LCG3");
+        }
+        cachegen::memory_meter     meter;
+        const cachegen::metering   counted(&meter);
+        auto &                     context = *static_cast<ggml_backend_cuda_context *>(backend->context);
+        std::vector<cachegen_rows> sources(n_rows);
+        std::transform(rows, rows + n_rows, sources.begin(), tensor_rows);
+        const auto               executor = cachegen::make_executor(n_threads);
+        kernels::cuda_device     device(context.device, context.stream());
+        kernels::archive_encoder encoder(device, sources);
+        *n_bytes =
+            encoder.encode(static_cast<const cachegen_lcg3_plane *>(planes),
+                           *static_cast<const cachegen_lcg3_options *>(options), executor.get(), { user_data, write });
+        *peak_bytes = meter.peak() + encoder.device_bytes() + encoder.host_bytes();
+    });
 }
 
 const ggml_kv_codec_procs procs = { GGML_KV_CODEC_VERSION, supports,           decoder_new,

@@ -1,8 +1,9 @@
-// What the decoder needs of a device: memory, a queue that runs copies and launches in order, and staging slots whose
-// upload overlaps the work before them.
+// What the decoder and the encoder need of a device: memory, a queue that runs copies and launches in order, and
+// staging slots whose upload overlaps the work before them.
 #pragma once
 
 #include "decode_plan.h"
+#include "encode_plan.h"
 
 namespace kernels {
 
@@ -47,6 +48,20 @@ class device {
     // bytes of slots: host, device
     virtual uint64_t  host_slot_bytes() const                                                          = 0;
     virtual uint64_t  device_slot_bytes() const                                                        = 0;
+
+    /*
+     * For the encoder: memory of the host at a multiple of 16 that launches write to, by the same address. Nobody else
+     * uses it until it is released.
+     */
+    virtual uint8_t * allocate_host(uint64_t n_bytes)                                        = 0;
+    virtual void      release_host(uint8_t * memory)                                         = 0;
+    // after everything before, n times n_bytes, so many bytes apart here and there; on any thread
+    virtual void      download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t address, uint64_t address_stride,
+                                  uint64_t n_bytes, uint64_t n)                              = 0;
+    virtual void      launch_encode(const encode_launch & launch, const encode_buffers & in) = 0;
+    // mark 0 or 1 is here in the queue; wait until all before it is done and what it wrote can be read
+    virtual void      mark(uint32_t index)                                                   = 0;
+    virtual void      wait_for_mark(uint32_t index)                                          = 0;
 };
 
 } // namespace kernels

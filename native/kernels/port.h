@@ -60,6 +60,11 @@ KC_FN uint32_t kc_to_fp16(float value) {
     return kc_to_fp16_pair(value, 0.0f) & 0xffff;
 }
 
+// every NaN becomes some NaN
+KC_FN float kc_from_fp16(uint32_t half) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
+}
+
 // to a device's memory, which the compiler cannot tell from other kinds
 KC_FN void kc_write(uint8_t * to, uint8_t value) {
     asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "r"(static_cast<uint32_t>(value)) : "memory");
@@ -95,6 +100,16 @@ template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]
             to[i] = from[i];
         }
     }
+}
+
+// from a device's memory that nobody writes to during the launch
+template <typename T> KC_FN T kc_read_only(const T * from) {
+    return __ldg(from);
+}
+
+// the number before
+KC_FN uint32_t kc_atomic_add(uint32_t * to, uint32_t value) {
+    return atomicAdd(to, value);
 }
 
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {

@@ -1,10 +1,12 @@
-# What a device's decoder is made of besides its launches: host code, and for tests an emulated device.
+# What a device's decoder and encoder are made of besides its launches: host code, and for tests an emulated device.
 
 set(CACHEGEN_KERNEL_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 set(CACHEGEN_KERNEL_HOST_SOURCES
     ${CACHEGEN_KERNEL_DIR}/archive_decoder.cpp
+    ${CACHEGEN_KERNEL_DIR}/archive_encoder.cpp
     ${CACHEGEN_KERNEL_DIR}/decode_plan.cpp
+    ${CACHEGEN_KERNEL_DIR}/encode_plan.cpp
 )
 
 set(CACHEGEN_KERNEL_EMULATOR_SOURCES

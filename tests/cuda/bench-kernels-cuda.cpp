@@ -1,7 +1,8 @@
-// Decoding kernels on a device: symbols a second of a whole page, all of it in the device's memory already. With a
-// folder, also from a file there, in the page cache, to the cells.
+// Decoding and encoding kernels on a device: symbols a second of a whole page, all of it in the device's memory
+// already. With a folder, also from a file there, in the page cache, to the cells.
 //   bench-kernels-cuda [TOKENS [REPEATS [THREADS [FOLDER]]]]
 #include "archive_decoder.h"
+#include "bench-encoder.h"
 #include "cachegen.h"
 #include "cuda/cuda_device.h"
 #include "cuda/decode.h"
@@ -465,6 +466,7 @@ int main(int argc, char ** argv) {
                          destination, stream, static_cast<uint32_t>(threads), n_repeats);
         }
         cachegen_free(archive);
+        bench_encoder(planes, sources, options, executor, destination, stream);
     }
     device.release(destination);
     cachegen_executor_free(executor);

@@ -1,5 +1,7 @@
-// The CUDA decoder beside libcachegen on a real device: see test-kernels.cpp, which runs the same source without one.
+// The CUDA decoder and encoder beside libcachegen on a real device: see test-kernels.cpp, which runs the same source
+// without one.
 #include "cuda/cuda_device.h"
+#include "encoder_parity.h"
 #include "harness.h"
 #include "kernel_parity.h"
 
@@ -31,6 +33,43 @@ TEST(damaged) {
     const uint64_t       n_refused = kernel_parity::compare_damaged(device, 2000);
     printf("damaged: 2000 archives, %llu refused\n", static_cast<unsigned long long>(n_refused));
     CHECK(n_refused > 250);
+}
+
+TEST(encoded_pages) {
+    const stream                own;
+    kernels::cuda_device        device(0, own.handle);
+    encoder_parity::unit_counts counts;
+    kernel_parity::print(encoder_parity::compare_archives(device, 60, false, counts));
+    printf("%llu units made, %llu without room\n", static_cast<unsigned long long>(counts.n_made),
+           static_cast<unsigned long long>(counts.n_without_room));
+    CHECK(counts.n_made > 1000);
+    CHECK(counts.n_without_room < counts.n_made / 8);
+}
+
+TEST(encoded_large_pages) {
+    const stream                own;
+    kernels::cuda_device        device(0, own.handle);
+    encoder_parity::unit_counts counts;
+    encoder_parity::compare_archives(device, 2, true, counts);
+    printf("%llu units made, %llu without room\n", static_cast<unsigned long long>(counts.n_made),
+           static_cast<unsigned long long>(counts.n_without_room));
+    CHECK(counts.n_made > 100);
+}
+
+TEST(encoding_refused) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const uint64_t       n_refused = encoder_parity::compare_refused(device, 300);
+    printf("refused: 300 pages, %llu refused\n", static_cast<unsigned long long>(n_refused));
+    CHECK(n_refused > 100);
+}
+
+TEST(encoding_without_room) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const auto           counts = encoder_parity::compare_without_room(device);
+    CHECK(counts.n_made > 0);
+    CHECK(counts.n_without_room > 0);
 }
 
 int main(int argc, char ** argv) {

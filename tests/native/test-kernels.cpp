@@ -1,7 +1,9 @@
 // The kernels' own source, run lane by lane on the processor, beside libcachegen: every mode and type of source into
-// every type and layout; damaged archives; every call to the device made to fail.
+// every type and layout; damaged archives; archives encoded from every type and layout; every call to the device made
+// to fail.
 #include "archive_decoder.h"
 #include "cpu/emulated_device.h"
+#include "encoder_parity.h"
 #include "harness.h"
 #include "kernel_parity.h"
 
@@ -41,6 +43,67 @@ TEST(failing_device) {
         kernels::emulated_device device;
         device.fail_at(at);
         const bool has_failed = !kernel_parity::decode_one(device);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+        if (!has_failed) {
+            break;
+        }
+        n_failed++;
+    }
+    printf("failing device: %llu calls failed\n", static_cast<unsigned long long>(n_failed));
+    CHECK(n_failed > 20);
+}
+
+TEST(encoded_pages) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device    device(order);
+        encoder_parity::unit_counts counts;
+        const auto covered = encoder_parity::compare_archives(device, order == 0 ? 12 : 3, false, counts);
+        if (order == 0) {
+            kernel_parity::print(covered);
+        }
+        printf("order %u: %llu units made, %llu without room\n", order, static_cast<unsigned long long>(counts.n_made),
+               static_cast<unsigned long long>(counts.n_without_room));
+        CHECK(counts.n_made > 100);
+        CHECK(counts.n_without_room < counts.n_made / 8);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+// values that have no symbol or no scale
+TEST(encoding_refused) {
+    kernels::emulated_device device;
+    const uint64_t           n_refused = encoder_parity::compare_refused(device, 60);
+    printf("refused: 60 pages, %llu refused\n", static_cast<unsigned long long>(n_refused));
+    CHECK(n_refused > 20);
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+// the device has no room for words that its sample did not promise: libcachegen makes those units
+TEST(encoding_without_room) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device device(order);
+        const auto               counts = encoder_parity::compare_without_room(device);
+        printf("without room: %llu units made, %llu left\n", static_cast<unsigned long long>(counts.n_made),
+               static_cast<unsigned long long>(counts.n_without_room));
+        CHECK(counts.n_made > 0);
+        CHECK(counts.n_without_room > 0);
+    }
+}
+
+// tables that no workgroup has room for: the archive is libcachegen's
+TEST(encoding_large_tables) {
+    kernels::emulated_device    device(0, 4096);
+    encoder_parity::unit_counts counts;
+    encoder_parity::compare_archives(device, 1, false, counts);
+    CHECK_EQ(counts.n_made, uint64_t(0));
+}
+
+TEST(encoding_on_failing_device) {
+    uint64_t n_failed = 0;
+    for (uint64_t at = 1;; at++) {
+        kernels::emulated_device device;
+        device.fail_at(at);
+        const bool has_failed = !encoder_parity::encode_one(device);
         CHECK_EQ(device.n_allocations(), uint64_t(0));
         if (!has_failed) {
             break;

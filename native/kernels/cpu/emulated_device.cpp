@@ -1,6 +1,7 @@
 #include "emulated_device.h"
 
 #include "../dispatch.h"
+#include "../gather_body.h"
 #include "../native_body.h"
 #include "status.h"
 
@@ -33,6 +34,25 @@ decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
 
 place_entry place_entry_of(uint32_t store) {
     return with_store(store, [](auto kind) -> place_entry { return place_kernel<decltype(kind)::value>; });
+}
+
+using scales_entry       = void (*)(const kc_thread &, const encode_buffers &);
+using encode_entry_point = void (*)(const kc_thread &, const encode_buffers &, uint16_t *, encode_entry *, uint8_t *);
+
+scales_entry scales_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store(source, [&](auto kind) {
+        return with_side(n_side, [](auto side) -> scales_entry {
+            return scales_kernel<decltype(kind)::value, decltype(side)::value>;
+        });
+    });
+}
+
+encode_entry_point encode_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store(source, [&](auto kind) {
+        return with_side(n_side, [](auto side) -> encode_entry_point {
+            return encode_kernel<decltype(kind)::value, decltype(side)::value>;
+        });
+    });
 }
 
 } // namespace
@@ -130,6 +150,47 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
             const auto         entry = place_entry_of(launch.store);
             lanes::run_workgroup(n_threads, w, n_workgroups, order_,
                                  [&](const kc_thread & me) { entry(me, in, span.data()); });
+        }
+    }
+}
+
+uint8_t * emulated_device::allocate_host(uint64_t n_bytes) {
+    return bytes_at(allocate(n_bytes));
+}
+
+void emulated_device::release_host(uint8_t * memory) {
+    release(reinterpret_cast<uint64_t>(memory));
+}
+
+void emulated_device::download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t address, uint64_t address_stride,
+                                  uint64_t n_bytes, uint64_t n) {
+    count("a download");
+    for (uint64_t i = 0; i < n; i++) {
+        memcpy(bytes + i * bytes_stride, bytes_at(address + i * address_stride), n_bytes);
+    }
+}
+
+void emulated_device::launch_encode(const encode_launch & launch, const encode_buffers & in) {
+    count("a launch");
+    const uint32_t groups       = n_threads / 32;
+    const uint32_t n_workgroups = std::max(1u, (in.n_jobs + groups - 1) / groups * 2 / 3);
+    for (uint32_t w = 0; w < n_workgroups; w++) {
+        const auto run = [&](const auto & entry) { lanes::run_workgroup(n_threads, w, n_workgroups, order_, entry); };
+        if (launch.kind == encode_kind::scales) {
+            const auto entry = scales_entry_of(launch.source, launch.n_side);
+            run([&](const kc_thread & me) { entry(me, in); });
+        } else if (launch.kind == encode_kind::encode) {
+            const auto                entry = encode_entry_of(launch.source, launch.n_side);
+            std::vector<uint64_t>     rings(groups * launch.n_side * chunk_bytes / 8); // aligned as 16 bytes' halves
+            std::vector<encode_entry> table(in.set.n_entries);
+            std::vector<uint8_t>      class_of(64);
+            run([&](const kc_thread & me) {
+                entry(me, in, reinterpret_cast<uint16_t *>(rings.data()), table.data(), class_of.data());
+            });
+        } else if (launch.kind == encode_kind::lay_out) {
+            run([&](const kc_thread & me) { lay_out_kernel(me, in); });
+        } else {
+            run([&](const kc_thread & me) { gather_kernel(me, in); });
         }
     }
 }

@@ -36,6 +36,14 @@ class emulated_device : public device {
     uint64_t  host_slot_bytes() const override { return 3 * slot_bytes_; }
     uint64_t  device_slot_bytes() const override { return 2 * slot_bytes_; }
 
+    uint8_t * allocate_host(uint64_t n_bytes) override;
+    void      release_host(uint8_t * memory) override;
+    void      download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t address, uint64_t address_stride,
+                          uint64_t n_bytes, uint64_t n) override;
+    void      launch_encode(const encode_launch & launch, const encode_buffers & in) override;
+    void      mark(uint32_t) override {}
+    void      wait_for_mark(uint32_t) override {}
+
     // the allocation, upload, copy or launch with this number fails; 0: none
     void     fail_at(uint64_t number) { fail_at_ = number; }
     uint64_t n_calls() const { return n_calls_; }

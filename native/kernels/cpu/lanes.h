@@ -71,6 +71,10 @@ KC_FN uint32_t kc_to_fp16_pair(float low, float high) {
     return kc_to_fp16(low) | kc_to_fp16(high) << 16;
 }
 
+KC_FN float kc_from_fp16(uint32_t half) {
+    return cachegen::fp16_to_fp32(static_cast<uint16_t>(half));
+}
+
 KC_FN void kc_copy_16(void * to, const uint8_t * from) {
     memcpy(to, from, 16);
 }
@@ -93,6 +97,15 @@ KC_FN float kc_add_signed(float partner, float value, float sign) {
 }
 template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]) {
     memcpy(to, from, sizeof(to));
+}
+template <typename T> KC_FN T kc_read_only(const T * from) {
+    return *from;
+}
+// one lane runs at a time
+KC_FN uint32_t kc_atomic_add(uint32_t * to, uint32_t value) {
+    const uint32_t before = *to;
+    *to += value;
+    return before;
 }
 KC_FN uint64_t kc_multiply_wide(uint32_t a, uint32_t b) {
     return uint64_t{ a } * b;

@@ -1,6 +1,8 @@
 #include "cuda_device.h"
 
 #include "decode.h"
+#include "encode.h"
+#include "pinned_memory.h"
 #include "status.h"
 
 #include <algorithm>
@@ -216,6 +218,7 @@ staging_ring * take_ring(int index) {
 void release_staging_rings() {
     const std::lock_guard<std::mutex> lock(idle_mutex);
     idle_rings.clear();
+    release_idle_pinned();
 }
 
 cuda_device::cuda_device(int index, cudaStream_t stream) : index_(index), stream_(stream) {
@@ -230,6 +233,11 @@ cuda_device::cuda_device(int index, cudaStream_t stream) : index_(index), stream
 }
 
 cuda_device::~cuda_device() {
+    for (cudaEvent_t mark : marks_) {
+        if (mark != nullptr) {
+            cudaEventDestroy(mark);
+        }
+    }
     const std::lock_guard<std::mutex> lock(idle_mutex);
     idle_rings.emplace_back(ring_);
 }
@@ -324,6 +332,48 @@ void cuda_device::submit(uint32_t host_slot, uint32_t device_slot, uint64_t n_by
 void cuda_device::retire(uint32_t device_slot) {
     const current_device current(index_);
     ring_->retire(device_slot);
+}
+
+uint8_t * cuda_device::allocate_host(uint64_t n_bytes) {
+    const current_device current(index_);
+    uint8_t *            memory = nullptr;
+    check(take_pinned(n_bytes, &memory), "pinned memory for units");
+    return memory;
+}
+
+void cuda_device::release_host(uint8_t * memory) {
+    give_pinned(memory);
+}
+
+void cuda_device::download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t address, uint64_t address_stride,
+                              uint64_t n_bytes, uint64_t n) {
+    const current_device current(index_);
+    const auto *         from   = reinterpret_cast<const void *>(address);
+    // rows without gaps are one copy, which has no largest stride
+    const bool           is_one = n == 1 || (bytes_stride == n_bytes && address_stride == n_bytes);
+    check(is_one ? cudaMemcpyAsync(bytes, from, n_bytes * n, cudaMemcpyDeviceToHost, stream_)
+                 : cudaMemcpy2DAsync(bytes, bytes_stride, from, address_stride, n_bytes, n, cudaMemcpyDeviceToHost,
+                                     stream_),
+          "a download");
+    check(cudaStreamSynchronize(stream_), "a download");
+}
+
+void cuda_device::launch_encode(const encode_launch & launch, const encode_buffers & in) {
+    const current_device current(index_);
+    check(launch_encoder(launch, in, max_workgroups_, stream_), "launching the encoder");
+}
+
+void cuda_device::mark(uint32_t index) {
+    const current_device current(index_);
+    if (marks_[index] == nullptr) {
+        check(cudaEventCreateWithFlags(&marks_[index], cudaEventDisableTiming), "an event");
+    }
+    check(cudaEventRecord(marks_[index], stream_), "an event");
+}
+
+void cuda_device::wait_for_mark(uint32_t index) {
+    const current_device current(index_);
+    check(cudaEventSynchronize(marks_[index]), "encoding");
 }
 
 } // namespace kernels

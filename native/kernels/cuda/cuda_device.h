@@ -41,6 +41,14 @@ class cuda_device : public device {
     uint64_t  host_slot_bytes() const override;
     uint64_t  device_slot_bytes() const override;
 
+    uint8_t * allocate_host(uint64_t n_bytes) override;
+    void      release_host(uint8_t * memory) override;
+    void      download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t address, uint64_t address_stride,
+                          uint64_t n_bytes, uint64_t n) override;
+    void      launch_encode(const encode_launch & launch, const encode_buffers & in) override;
+    void      mark(uint32_t index) override;
+    void      wait_for_mark(uint32_t index) override;
+
   private:
     int            index_;
     cudaStream_t   stream_;
@@ -48,6 +56,7 @@ class cuda_device : public device {
     uint64_t       shared_bytes_   = 0;
     uint32_t       n_threads_      = 512;
     uint32_t       max_workgroups_ = 0;
+    cudaEvent_t    marks_[2]       = {};
 };
 
 // free what is kept between decoders; none may be in use

@@ -1,4 +1,4 @@
-# The CUDA decoder: kernels, and the device that launches them. For the languages CXX and CUDA.
+# The CUDA decoder and encoder: kernels, and the device that launches them. For the languages CXX and CUDA.
 
 include(${CMAKE_CURRENT_LIST_DIR}/../sources.cmake)
 
@@ -8,6 +8,8 @@ add_library(cachegen-cuda STATIC
     ${CACHEGEN_KERNEL_HOST_SOURCES}
     ${CACHEGEN_KERNEL_DIR}/cuda/cuda_device.cpp
     ${CACHEGEN_KERNEL_DIR}/cuda/decode.cu
+    ${CACHEGEN_KERNEL_DIR}/cuda/encode.cu
+    ${CACHEGEN_KERNEL_DIR}/cuda/pinned_memory.cpp
 )
 target_include_directories(cachegen-cuda PUBLIC ${CACHEGEN_KERNEL_DIR})
 target_link_libraries(cachegen-cuda PUBLIC cachegen CUDA::cudart)

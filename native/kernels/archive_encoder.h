@@ -1,0 +1,82 @@
+// The lossy planes of an LCG3 archive from a device's memory: what a backend's KV codec procs need of an encoder.
+#pragma once
+
+#include "device.h"
+
+#include <memory>
+
+namespace kernels {
+
+class archive_encoder : public cachegen::lcg3::unit_encoder {
+  public:
+    // what the encoder may use of each kind of memory
+    struct memory_limits {
+        uint64_t pool_bytes   = 32 << 20; // of the device's
+        uint64_t output_bytes = 32 << 20; // of the host's, twice: a wave is encoded while the one before is written
+    };
+
+    /*
+     * rows  IN  one a plane, data being an address on the device; their cells stay until the archive is written
+     * Throws cachegen::error, as every function.
+     */
+    archive_encoder(device & device, const std::vector<cachegen_rows> & rows, const memory_limits & limits);
+    archive_encoder(device & device, const std::vector<cachegen_rows> & rows)
+        : archive_encoder(device, rows, memory_limits()) {}
+    ~archive_encoder() override;
+    archive_encoder(const archive_encoder &)             = delete;
+    archive_encoder & operator=(const archive_encoder &) = delete;
+
+    // write the archive, once; returns its size. What the device does not encode is read from it.
+    uint64_t encode(const cachegen_lcg3_plane * planes, const cachegen_lcg3_options & options,
+                    const cachegen_executor * executor, const cachegen_sink & sink);
+
+    // units that the device made, and those that it had no room for, which libcachegen made
+    uint64_t n_made() const { return n_made_; }
+    uint64_t n_without_room() const { return n_without_room_; }
+
+    // memory besides the sources'
+    uint64_t device_bytes() const { return device_bytes_; }
+    uint64_t host_bytes() const { return host_bytes_; }
+
+    void prepare(const cachegen::lcg3::trained_page & page) override;
+    const cachegen::metered_vector<cachegen::lcg3::unit_bytes> & next() override;
+
+  private:
+    static constexpr uint32_t n_outputs = 2;
+
+    // addresses of a set's tables
+    struct set_tables {
+        uint64_t table;
+        uint64_t slots;
+        uint64_t class_of;
+    };
+
+    static int32_t read(void * self, uint64_t plane, uint64_t first_token, uint64_t n_tokens, void * rows);
+
+    void release();
+    void start(uint64_t number);
+    void take(uint64_t number);
+
+    device &                                             device_;
+    std::vector<cachegen_rows>                           rows_;
+    memory_limits                                        memory_limits_;
+    const cachegen::lcg3::trained_page *                 page_ = nullptr;
+    std::unique_ptr<encode_plan>                         plan_;
+    cachegen::metered_vector<cachegen::lcg3::unit_bytes> units_;
+    encode_buffers                                       buffers_{}; // what all launches have in common
+    std::vector<set_tables>                              tables_;
+    uint64_t                                             planes_             = 0; // addresses
+    uint64_t                                             jobs_               = 0;
+    uint64_t                                             constants_          = 0;
+    uint64_t                                             work_               = 0;
+    uint8_t *                                            outputs_[n_outputs] = {};
+    uint64_t                                             output_begin_       = 0; // after what was made
+    uint64_t                                             n_started_          = 0; // waves
+    uint64_t                                             n_taken_            = 0;
+    uint64_t                                             n_made_             = 0;
+    uint64_t                                             n_without_room_     = 0;
+    uint64_t                                             device_bytes_       = 0;
+    uint64_t                                             host_bytes_         = 0;
+};
+
+} // namespace kernels

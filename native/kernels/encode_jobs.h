@@ -1,0 +1,106 @@
+// What an encoding launch is told: plain records that the host fills and a device reads.
+#pragma once
+
+#include "jobs.h"
+
+namespace kernels {
+
+// the words of a group lie in pieces of this size, linked from the stream's begin to its end
+constexpr uint32_t chunk_bytes = 1024;
+constexpr uint32_t chunk_words = chunk_bytes / 2;
+constexpr uint32_t no_chunk    = 0xffffffffu;
+
+// instead of a token's scale, whose bit patterns are smaller
+constexpr uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
+constexpr uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
+
+// tokens that 32 lanes find the scales of
+constexpr uint32_t scale_tokens = 8;
+
+// A lossy plane; indexes are those of its wave's first block and stay the same for all blocks.
+struct encode_plane {
+    uint64_t data;        // address of the source's row 0, channel 0
+    uint32_t stride;      // bytes from row to row; transposed: from channel to channel
+    uint32_t first_token; // of the page: the plane begins with it
+    uint32_t cells;       // index of the cell of its first token
+    uint32_t n_channels;
+    uint32_t n_groups;
+    uint32_t models;   // index of its model numbers
+    uint32_t scales;   // index of a block's first scale
+    uint32_t groups;   // index of its first group
+    uint32_t channels; // index of its first channel's final state
+    uint32_t scale_type;
+    uint32_t is_fp16;         // the source's numbers are F16
+    uint32_t rotation;        // to be undone, 0 for none
+    float    rotation_factor; // 1 / sqrt of it
+};
+
+// The shape of a symbol set's encoding tables.
+struct encode_set_shape {
+    uint32_t n_entries; // of the table: n_models x n_classes << log2_stride
+    uint32_t n_classes;
+    uint32_t log2_stride;
+    uint32_t initial_class;
+    uint32_t n_symbols;
+};
+
+// Encoding entry of a symbol in a distribution, one 64-bit word: libcachegen's encoder_symbol.
+//   bits  0-31  reciprocal of the frequency
+//   bits 32-47  frequency
+//   bits 48-63  its first slot
+using encode_entry = uint64_t;
+
+enum unit_outcome : uint32_t { made_ok = 0, made_none = 1, made_non_finite = 2, made_too_large = 3 };
+
+// What became of a unit, for the host.
+struct unit_made {
+    uint32_t outcome; // enum unit_outcome; made_none: no room, or no tokens
+    uint32_t offset;  // in the output, in units of 16 bytes
+    uint32_t n_bytes;
+    uint32_t row; // of the first token whose values have no scale
+};
+
+// what gathering has to know of a unit
+struct unit_place {
+    uint64_t words;  // address of the unit's first word
+    uint64_t states; // address of its states; 0: there is no unit
+};
+
+// what is taken from, in one wave
+struct encode_cursors {
+    uint32_t n_chunks;
+    uint32_t n_output; // of 16 bytes
+};
+
+// All that a launch of a wave reads and writes.
+struct encode_buffers {
+    const encode_plane * planes;      // of the wave
+    const group_job *    groups;      // of the launch: `unit` is a plane's number in the wave
+    uint32_t             n_jobs;      // of the launch: groups, tiles of tokens, or planes
+    uint32_t             block_begin; // tokens [block_begin, block_end) of the page
+    uint32_t             block_end;
+    const uint32_t *     cells;
+    const uint8_t *      models;
+    // the set of an encoding launch
+    encode_set_shape     set;
+    const encode_entry * table;
+    const uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
+    const uint8_t *      class_of; // 64
+    // between the launches
+    uint32_t *           scales;
+    uint32_t *           n_words;     // of each group; no_chunk: there was no room
+    uint32_t *           first_chunk; // of each group: of the stream's begin, the last one taken
+    uint32_t *           first_word;  // of each group, in its unit
+    uint32_t *           states;      // of each channel
+    unit_place *         places;      // of each plane
+    encode_cursors *     cursors;
+    uint8_t *            pool; // n_pool chunks
+    uint32_t *           next_chunk;
+    uint32_t             n_pool;
+    // in the host's memory
+    unit_made *          made;
+    uint8_t *            output; // at a multiple of 16
+    uint32_t             n_output;
+};
+
+} // namespace kernels

@@ -1,0 +1,123 @@
+// From a page whose models are known to launches that are the same for all of its blocks: which planes the device
+// encodes, how many at a time, and what each launch is told.
+#pragma once
+
+#include "encode_jobs.h"
+#include "lcg3_unit_encoder.h"
+
+#include <vector>
+
+namespace kernels {
+
+// groups of 32 lanes in a workgroup that encodes
+constexpr uint32_t encode_groups_a_workgroup = 8;
+
+enum class encode_kind { scales, encode, lay_out, gather };
+
+struct encode_launch {
+    encode_kind kind;
+    uint32_t    source; // scales, encode: enum store_kind, how the source keeps its values
+    uint32_t    n_side; // the same: adjacent groups that 32 lanes have
+    uint32_t    set;    // encode
+    uint32_t    first_job;
+    uint32_t    n_jobs;
+};
+
+// A set's tables as the kernels read them.
+struct encode_set {
+    encode_set_shape          shape;
+    std::vector<encode_entry> table;
+    std::vector<uint16_t>     slots;
+    std::vector<uint8_t>      class_of;
+};
+
+// Planes of a block that are encoded at a time: [first_plane, end_plane) of the page.
+struct encode_wave {
+    uint32_t                   first_plane;
+    uint32_t                   end_plane;
+    uint32_t                   first_job_plane; // of those that the device encodes, in the plan's planes
+    std::vector<uint32_t>      planes;          // the same, in the page
+    std::vector<encode_launch> launches;
+};
+
+// What the encoder may use.
+struct encode_limits {
+    uint64_t shared_bytes; // of a workgroup
+    uint64_t pool_bytes;   // of the device's memory, for words
+    uint64_t output_bytes; // of the host's memory, for the units of a wave
+};
+
+// What the largest wave needs.
+struct encode_sizes {
+    uint64_t n_planes;
+    uint64_t n_scales;
+    uint64_t n_groups;
+    uint64_t n_channels;
+    uint64_t n_chunks;
+    uint64_t output_bytes;
+};
+
+class encode_plan {
+  public:
+    // rows: one a plane, data being an address on the device, or NULL; cells in host memory, not kept. Throws
+    // cachegen::error for rows that are not the page's.
+    encode_plan(const cachegen::lcg3::trained_page & page, const std::vector<cachegen_rows> & rows,
+                const encode_limits & limits);
+
+    const std::vector<encode_set> &   sets() const { return sets_; }
+    const std::vector<encode_plane> & planes() const { return planes_; }
+    const std::vector<group_job> &    jobs() const { return jobs_; }
+    const std::vector<uint8_t> &      models() const { return models_; }
+    const std::vector<uint32_t> &     cells() const { return cells_; }
+    const std::vector<encode_wave> &  waves() const { return waves_; }
+    const encode_sizes &              sizes() const { return sizes_; }
+
+  private:
+    // what a plane's unit is expected to take
+    struct cost {
+        uint64_t pool_bytes;
+        uint64_t output_bytes;
+    };
+
+    // where in cells_ the cells of some rows are
+    struct cell_list {
+        const uint32_t * cells; // the rows'; NULL: token after token
+        uint64_t         n;
+        uint32_t         at;
+    };
+
+    bool     can_encode(uint32_t p, const cachegen_rows & rows, const encode_limits & limits);
+    cost     expected(uint32_t p, double margin) const;
+    uint32_t set_of(const cachegen::lcg3::set_encoder & encoder);
+    uint32_t cells_of(const cachegen_rows & rows);
+    void     add_plane(encode_wave & wave, uint32_t p, const cachegen_rows & rows);
+    void     add_jobs(encode_wave & wave);
+
+    const cachegen::lcg3::trained_page &             page_;
+    uint32_t                                         block_rows_; // of the largest block
+    std::vector<encode_set>                          sets_;
+    std::vector<const cachegen::lcg3::set_encoder *> encoders_; // of sets_
+    std::vector<encode_plane>                        planes_;
+    std::vector<uint32_t>                            plane_sources_; // enum store_kind, of planes_
+    std::vector<uint32_t>                            plane_sets_;
+    std::vector<group_job>                           jobs_;
+    std::vector<uint8_t>                             models_;
+    std::vector<uint32_t>                            cells_;
+    std::vector<cell_list>                           known_cells_;
+    std::vector<encode_wave>                         waves_;
+    encode_sizes                                     sizes_{};
+    encode_sizes                                     wave_sizes_{};
+};
+
+// adjacent groups that 32 lanes need for a rotation
+inline uint32_t side_of(uint32_t rotation) {
+    return rotation <= 32 ? 1 : rotation / 32;
+}
+
+// shared memory of a workgroup that encodes with a set
+inline uint64_t encode_shared_bytes(const encode_set_shape & set, uint32_t n_side) {
+    return uint64_t{ encode_groups_a_workgroup } * n_side * chunk_bytes +
+           uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
+}
+
+} // namespace kernels

@@ -1,0 +1,17 @@
+// The encoding kernels of a device on a whole page that is in its memory already.
+#pragma once
+
+#include "cachegen.h"
+
+#include <cuda_runtime.h>
+#include <vector>
+
+/*
+ * Print symbols a second of F16 rows, F32 rows and Q8_0 rows rotated by 128, the share of each kernel, and whether the
+ * archive is libcachegen's.
+ * planes, sources  IN  F16 rows in the host's memory
+ * memory           IN  address on the device, with room for the page as F32
+ */
+void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::vector<cachegen_rows> & sources,
+                   const cachegen_lcg3_options & options, const cachegen_executor * executor, uint64_t memory,
+                   cudaStream_t stream);
