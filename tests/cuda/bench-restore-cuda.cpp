@@ -1,6 +1,7 @@
-// From a file to the first token on a device: llama.cpp's own state file beside an archive of the same cache, in turn.
-// Weights are random (the shape is Qwen3-0.6B's), files are in the page cache. Restored cells are compared with what
-// libcachegen decodes on the processor, byte by byte.
+// From a file to the first token on a device, and from the cache to a file: llama.cpp's own state file beside an
+// archive of the same cache, in turn. Weights are random (the shape is Qwen3-0.6B's), files are in the page cache.
+// Restored cells are compared with what libcachegen decodes on the processor, saved archives with what it encodes, byte
+// by byte.
 //   bench-restore-cuda FOLDER [TOKENS [REPEATS]]
 #include "cachegen.h"
 #include "llama-cachegen.h"
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -122,11 +124,52 @@ struct row_case {
     ggml_type type_v;
 };
 
-void write_file(const std::string & path, const void * bytes, size_t n_bytes) {
-    FILE * file = fopen(path.c_str(), "wb");
-    if (!file || fwrite(bytes, 1, n_bytes, file) != n_bytes || fclose(file) != 0) {
-        die("cannot write " + path);
+struct open_file {
+    int fd;
+};
+
+int32_t write_piece(void * user_data, uint64_t offset, const void * bytes, uint64_t n_bytes) {
+    const auto * from = static_cast<const uint8_t *>(bytes);
+    while (n_bytes > 0) {
+        const ssize_t n =
+            pwrite(static_cast<const open_file *>(user_data)->fd, from, n_bytes, static_cast<off_t>(offset));
+        if (n <= 0) {
+            return 1;
+        }
+        from += n;
+        offset += static_cast<uint64_t>(n);
+        n_bytes -= static_cast<uint64_t>(n);
     }
+    return 0;
+}
+
+// Encode and write. Returns the time until the file is closed.
+double save_archive(llama_context * ctx, const std::string & path, const cachegen_lcg3_options & lcg3, int32_t n_tokens,
+                    const std::vector<cachegen_lcg3_plane> & planes, llama_cachegen_stats & stats) {
+    llama_cachegen_profile profile{};
+    profile.struct_size     = sizeof(profile);
+    profile.block_tokens    = lcg3.block_tokens;
+    profile.n_exact_tokens  = lcg3.n_exact_tokens;
+    profile.n_models        = lcg3.n_models;
+    profile.n_classes       = lcg3.n_classes;
+    profile.n_sample_tokens = lcg3.n_sample_tokens;
+    std::vector<llama_cachegen_coding> codings;
+    for (const auto & plane : planes) {
+        codings.push_back({ plane.layer, static_cast<int32_t>(plane.kind), plane.n_symbols,
+                            static_cast<int32_t>(plane.scale_type), plane.is_unrotated });
+    }
+    stats                 = {};
+    stats.struct_size     = sizeof(stats);
+    uint64_t      n_bytes = 0;
+    const auto    t_start = clock_type::now();
+    open_file     file{ open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0644) };
+    const int32_t status =
+        llama_cachegen_export(ctx, 0, 0, n_tokens, &profile, codings.data(), static_cast<uint32_t>(codings.size()),
+                              write_piece, &file, nullptr, &n_bytes, &stats);
+    if (status != 0 || close(file.fd) != 0) {
+        die(std::string("export: ") + llama_kv_page_last_message());
+    }
+    return ms_since(t_start);
 }
 
 void run(llama_model * model, const row_case & row, const std::string & folder, int32_t n_tokens, int n_repeats,
@@ -153,11 +196,9 @@ void run(llama_model * model, const row_case & row, const std::string & folder, 
     }
     decode(ctx.get(), tokens.data(), 512, 0, nullptr); // graphs and kernels are ready
     llama_memory_seq_rm(memory, 0, -1, -1);
-    const double      prefill_ms = decode(ctx.get(), tokens.data(), n_tokens, 0, nullptr);
-    const std::string state_path = folder + "/state.bin";
-    auto              t_start    = clock_type::now();
-    llama_state_seq_save_file(ctx.get(), state_path.c_str(), 0, tokens.data(), static_cast<size_t>(n_tokens));
-    const double       save_ms = ms_since(t_start);
+    const double       prefill_ms = decode(ctx.get(), tokens.data(), n_tokens, 0, nullptr);
+    const std::string  state_path = folder + "/state.bin";
+    auto               t_start    = clock_type::now();
     std::vector<float> expected_logits;
     decode(ctx.get(), &tokens[n_tokens], 1, n_tokens, &expected_logits);
     llama_memory_seq_rm(memory, 0, n_tokens, -1);
@@ -206,12 +247,25 @@ void run(llama_model * model, const row_case & row, const std::string & folder, 
     uint64_t archive_bytes  = 0;
     check_codec(cachegen_lcg3_encode(planes.data(), sources.data(), planes.size(), &options, executor, &archive,
                                      &archive_bytes));
-    const std::string archive_path = folder + "/page.lcg3";
-    write_file(archive_path, archive, archive_bytes);
-
-    samples              state_ms, state_first_ms, import_ms, archive_first_ms;
+    const std::string    archive_path = folder + "/page.lcg3";
+    samples              state_save_ms, archive_save_ms, state_ms, state_first_ms, import_ms, archive_first_ms;
     llama_cachegen_stats stats{};
-    std::vector<float>   logits;
+    llama_cachegen_stats save_stats{};
+    bool                 is_same_file = false;
+    for (int i = 0; i < n_repeats + 1; i++) {
+        t_start = clock_type::now();
+        llama_state_seq_save_file(ctx.get(), state_path.c_str(), 0, tokens.data(), static_cast<size_t>(n_tokens));
+        const double state_saved_ms   = ms_since(t_start);
+        const double archive_saved_ms = save_archive(ctx.get(), archive_path, options, n_tokens, planes, save_stats);
+        if (i == 0) {
+            const mapped_file saved(archive_path);
+            is_same_file = saved.n_bytes == archive_bytes && memcmp(saved.bytes, archive, archive_bytes) == 0;
+            continue; // that was a warm-up, with a comparison in it
+        }
+        state_save_ms.ms.push_back(state_saved_ms);
+        archive_save_ms.ms.push_back(archive_saved_ms);
+    }
+    std::vector<float> logits;
     for (int i = 0; i < n_repeats + 1; i++) {
         std::vector<llama_token> loaded(n_tokens + 1);
         size_t                   n_loaded = 0;
@@ -278,16 +332,24 @@ void run(llama_model * model, const row_case & row, const std::string & folder, 
     cachegen_free(archive);
     const size_t top      = std::max_element(expected_logits.begin(), expected_logits.end()) - expected_logits.begin();
     const size_t top_ours = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    const double state_median   = state_first_ms.median();
-    const double archive_median = archive_first_ms.median();
+    const double state_median        = state_first_ms.median();
+    const double archive_median      = archive_first_ms.median();
+    const double state_save_median   = state_save_ms.median();
+    const double archive_save_median = archive_save_ms.median();
     printf(
-        "%s/%s: native %.1f MB, archive %.1f MB (%.2f %%), recompute %.0f ms, llama.cpp save %.0f ms, restore %.1f ms, "
-        "to first token %.1f ms (%.1f to %.1f); archive import %.2f ms (reserve %.2f, decode %.2f, commit %.2f), to "
+        "%s/%s: native %.1f MB, archive %.1f MB (%.2f %%), recompute %.0f ms\n"
+        "  save: llama.cpp %.0f ms (%.0f to %.0f), archive %.1f ms (%.1f to %.1f; encode %.1f, peak %.1f MiB): %.1fx; "
+        "same file as libcachegen's: %s\n"
+        "  restore: llama.cpp %.1f ms, "
+        "to first token %.1f ms (%.1f to %.1f); archive import %.2f ms (reserve %.2f, decode %.2f, commit %.2f, peak %.1f MiB), to "
         "first token %.2f ms (%.2f to %.2f): %.1fx; cells equal libcachegen's; same top token: %s\n",
         ggml_type_name(row.type_k), ggml_type_name(row.type_v), native_bytes / 1e6, archive_bytes / 1e6,
-        100.0 * archive_bytes / native_bytes, prefill_ms, save_ms, state_ms.median(), state_median,
-        state_first_ms.ms.front(), state_first_ms.ms.back(), import_ms.median(), stats.reserve_ms, stats.code_ms,
-        stats.commit_ms, archive_median, archive_first_ms.ms.front(), archive_first_ms.ms.back(),
+        100.0 * archive_bytes / native_bytes, prefill_ms, state_save_median, state_save_ms.ms.front(),
+        state_save_ms.ms.back(), archive_save_median, archive_save_ms.ms.front(), archive_save_ms.ms.back(),
+        save_stats.code_ms, save_stats.peak_transient_bytes / 1048576.0, state_save_median / archive_save_median,
+        is_same_file ? "yes" : "no", state_ms.median(), state_median, state_first_ms.ms.front(),
+        state_first_ms.ms.back(), import_ms.median(), stats.reserve_ms, stats.code_ms, stats.commit_ms,
+        stats.peak_transient_bytes / 1048576.0, archive_median, archive_first_ms.ms.front(), archive_first_ms.ms.back(),
         state_median / archive_median, top == top_ours ? "yes" : "no");
     fflush(stdout);
 }
