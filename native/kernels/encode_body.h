@@ -20,6 +20,8 @@ template <int R> struct word_streams {
     uint32_t             n_written[R]; // to the pool; whole pieces
     uint32_t             chunk[R];     // the last one taken
     bool                 is_full;      // the pool is
+    bool                 is_active[R]; // the lane is a channel
+    kc_shared            ring_memory;  // the rings
     KC_SHARED uint16_t * rings;        // [R][chunk_words]: the chunk that is being filled, from its end
 };
 
@@ -74,23 +76,53 @@ KC_FN void quantize_rows(const kc_thread & me, const encode_buffers & in, const 
     }
 }
 
+// the shared memory of a workgroup
+struct encode_tables {
+    kc_shared entries; // of the set
+    kc_shared class_of;
+};
+
+// What a tile's symbols are coded with: none of it depends on a state.
+template <int R, int T> struct tile_entries {
+    encode_entry entries[R][T];
+    uint32_t     slots[R][T]; // index of the distribution's first
+};
+
+// symbols: of the tile that begins with a block's row first_row; before: of the tile before it
+template <int R, int T> KC_FN void look_up(const encode_buffers & in, const encode_tables & tables,
+                                           const word_streams<R> & streams, uint32_t first_row,
+                                           const uint32_t (&symbols)[R], const uint32_t (&before)[R],
+                                           tile_entries<R, T> & found) {
+    KC_UNROLL
+    for (int r = 0; r < R; r++) {
+        KC_UNROLL
+        for (int t = 0; t < T; t++) {
+            const uint32_t last    = t > 0 ? symbols[r] >> (8 * (t > 0 ? t - 1 : 0)) & 255 : before[r] >> (8 * T - 8);
+            const uint32_t of_last = kc_read_u8(tables.class_of, tables.class_of.base + last);
+            const uint32_t context = first_row + t > 0 ? of_last : in.set.initial_class;
+            const uint32_t distribution = streams.model[r] + context;
+            const uint32_t symbol       = symbols[r] >> (8 * t) & 255;
+            found.entries[r][t] =
+                kc_read_u64(tables.entries, tables.entries.base + ((distribution << in.set.log2_stride) + symbol) * 8);
+            found.slots[r][t] = distribution * 1024;
+        }
+    }
+}
+
 // one token of group r. is_active: the lane is a channel
-template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffers & in, const kc_shared & table,
-                                        bool is_active, uint32_t context, uint32_t symbol, word_streams<R> & streams,
-                                        int r) {
-    const uint32_t     distribution = streams.model[r] + context;
-    const encode_entry entry     = kc_read_u64(table, table.base + ((distribution << in.set.log2_stride) + symbol) * 8);
-    const uint32_t     frequency = (uint32_t) (entry >> 32) & 0xffff;
-    const uint32_t     first_slot = (uint32_t) (entry >> 48);
-    uint32_t           state      = streams.state[r];
-    const bool         gives_word = is_active && state >> 22 >= frequency;
-    const uint32_t     giving     = kc_ballot(gives_word);
+template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffers & in, bool is_active,
+                                        encode_entry entry, uint32_t first_slot, word_streams<R> & streams, int r) {
+    const uint32_t frequency  = (uint32_t) (entry >> 32) & 0xffff;
+    uint32_t       state      = streams.state[r];
+    const bool     gives_word = is_active && state >> 22 >= frequency;
+    const uint32_t giving     = kc_ballot(gives_word);
     if (gives_word) {
         // the last lane's word is the last of the token
         const uint32_t index = streams.n_words[r] + kc_count_bits(giving >> 1 >> me.lane);
-        streams.rings[r * chunk_words + (chunk_words - 1 - (index & (chunk_words - 1)))] = (uint16_t) state;
-        state >>= 16;
+        kc_write_u16(streams.ring_memory,
+                     streams.ring_memory.base + r * chunk_bytes + (~(2 * index) & (chunk_bytes - 2)), state);
     }
+    state = gives_word ? state >> 16 : state;
     streams.n_words[r] += kc_count_bits(giving);
 
     uint32_t quotient = (uint32_t) (kc_multiply_wide(state, (uint32_t) entry) >> 32);
@@ -99,7 +131,22 @@ template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffe
         quotient++;
         rank -= frequency;
     }
-    streams.state[r] = quotient << 10 | kc_read_only(in.slots + distribution * 1024 + ((first_slot + rank) & 1023));
+    const uint32_t slot = first_slot + (((uint32_t) (entry >> 48) + rank) & 1023);
+    streams.state[r]    = quotient << 10 | kc_read_only(in.slots + slot);
+}
+
+template <int R, int T, bool IS_WHOLE> KC_FN void encode_tile(const kc_thread & me, const encode_buffers & in,
+                                                              uint32_t n_tokens, const tile_entries<R, T> & found,
+                                                              word_streams<R> & streams) {
+    KC_UNROLL
+    for (int t = T - 1; t >= 0; t--) {
+        if (IS_WHOLE || (uint32_t) t < n_tokens) {
+            KC_UNROLL
+            for (int r = 0; r < R; r++) {
+                encode_step<R>(me, in, streams.is_active[r], found.entries[r][t], found.slots[r][t], streams, r);
+            }
+        }
+    }
 }
 
 // write the next piece of group r's ring to the pool, whole or not
@@ -131,12 +178,14 @@ KC_FN void write_piece(const kc_thread & me, const encode_buffers & in, word_str
 
 template <int R> KC_FN void open_words(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
                                        uint32_t first_group, KC_SHARED uint16_t * rings, word_streams<R> & streams) {
-    streams.is_full = false;
-    streams.rings   = rings;
+    streams.is_full     = false;
+    streams.rings       = rings;
+    streams.ring_memory = kc_shared_at(rings);
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         const uint32_t channel = (first_group + r) * 32 + me.lane;
         streams.state[r]       = 65536;
+        streams.is_active[r]   = channel < plane.n_channels;
         streams.model[r] =
             channel < plane.n_channels ? kc_read_only(in.models + plane.models + channel) * in.set.n_classes : 0;
         streams.n_words[r]   = 0;
@@ -172,9 +221,8 @@ template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffe
  * been quantised, since its last symbols are context, and the values of the one before that are on their way.
  */
 template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me, const encode_buffers & in,
-                                                           const kc_shared & table, const KC_SHARED uint8_t * class_of,
-                                                           const encode_plane & plane, uint32_t first_group,
-                                                           KC_SHARED uint16_t * rings) {
+                                                           const encode_tables & tables, const encode_plane & plane,
+                                                           uint32_t first_group, KC_SHARED uint16_t * rings) {
     constexpr int    T      = encode_tiling<R>::tokens;
     const block_rows rows   = rows_of(in, plane);
     const float      centre = (float) (in.set.n_symbols / 2);
@@ -206,18 +254,12 @@ template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me,
         if (tile > T) {
             load_rows<SOURCE, R, T>(me, in, plane, rows, first_group, tile - 2 * T, cells, raw);
         }
-        KC_UNROLL
-        for (int t = T - 1; t >= 0; t--) {
-            if (tile + t >= rows.n) {
-                continue;
-            }
-            KC_UNROLL
-            for (int r = 0; r < R; r++) {
-                const uint32_t last = t > 0 ? symbols[r] >> (8 * (t > 0 ? t - 1 : 0)) & 255 : before[r] >> (8 * T - 8);
-                const uint32_t context   = tile + t > 0 ? class_of[last] : in.set.initial_class;
-                const bool     is_active = (first_group + r) * 32 + me.lane < plane.n_channels;
-                encode_step<R>(me, in, table, is_active, context, symbols[r] >> (8 * t) & 255, streams, r);
-            }
+        tile_entries<R, T> found;
+        look_up<R, T>(in, tables, streams, tile, symbols, before, found);
+        if (tile + T <= rows.n) {
+            encode_tile<R, T, true>(me, in, T, found, streams);
+        } else {
+            encode_tile<R, T, false>(me, in, rows.n - tile, found, streams);
         }
         KC_UNROLL
         for (int r = 0; r < R; r++) {
@@ -253,11 +295,10 @@ template <uint32_t SOURCE, int R> KC_FN void encode_kernel(const kc_thread & me,
         class_of[i] = in.class_of[i];
     }
     kc_sync();
-    const kc_shared shared = kc_shared_at(table);
+    const encode_tables tables = { kc_shared_at(table), kc_shared_at(class_of) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
         const encode_plane plane = in.planes[in.groups[i].unit];
-        encode_groups<SOURCE, R>(me, in, shared, class_of, plane, in.groups[i].first_group,
-                                 rings + me.group * R * chunk_words);
+        encode_groups<SOURCE, R>(me, in, tables, plane, in.groups[i].first_group, rings + me.group * R * chunk_words);
     }
 }
 

@@ -181,7 +181,7 @@ void emulated_device::launch_encode(const encode_launch & launch, const encode_b
             run([&](const kc_thread & me) { entry(me, in); });
         } else if (launch.kind == encode_kind::encode) {
             const auto                entry = encode_entry_of(launch.source, launch.n_side);
-            std::vector<uint64_t>     rings(groups * launch.n_side * chunk_bytes / 8); // aligned as 16 bytes' halves
+            std::vector<uint32_t>     rings(groups * launch.n_side * chunk_bytes / 4);
             std::vector<encode_entry> table(in.set.n_entries);
             std::vector<uint8_t>      class_of(64);
             run([&](const kc_thread & me) {

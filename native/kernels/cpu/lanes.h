@@ -128,3 +128,10 @@ KC_FN uint64_t kc_read_u64(const kc_shared & shared, uint32_t address) {
     memcpy(&value, shared.memory + address, sizeof(value));
     return value;
 }
+KC_FN uint32_t kc_read_u8(const kc_shared & shared, uint32_t address) {
+    return shared.memory[address];
+}
+KC_FN void kc_write_u16(const kc_shared & shared, uint32_t address, uint32_t value) {
+    const auto half = static_cast<uint16_t>(value);
+    memcpy(const_cast<uint8_t *>(shared.memory) + address, &half, sizeof(half));
+}
