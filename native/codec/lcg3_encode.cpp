@@ -358,13 +358,15 @@ void page_encoder::train(set & one) {
     channel_counts           counts(n_channels, n_symbols);
     metered_vector<uint64_t> totals(n_symbols);
     std::mutex               mutex;
+    const sampled_set        sampled{ &planes, &one.planes, &chunks, n_symbols };
+    const bool               is_counted = elsewhere != nullptr && elsewhere->count_symbols(sampled, counts);
     run_tasks(executor, one.planes.size(), [&](uint64_t i) {
         const source_plane & plane = planes[one.planes[i]];
         token_symbols        symbols;
         rows_here            here;
         for (const auto & [first_token, n_chunk] : chunks) {
             const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
-            if (n == 0) {
+            if (n == 0 || is_counted) {
                 continue;
             }
             fetch(one.planes[i], first_row, n, here);
@@ -389,7 +391,10 @@ void page_encoder::train(set & one) {
 
     const size_t             n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
     metered_vector<uint64_t> pairs(n_counts);
-    run_tasks(executor, one.planes.size(), [&](uint64_t i) {
+    const bool               are_pairs_counted =
+        elsewhere != nullptr && elsewhere->count_pairs(sampled, one.choice.model_of_channel.data(), one.class_of,
+                                                       one.n_classes, one.choice.n_models, pairs.data());
+    run_tasks(executor, are_pairs_counted ? 0 : one.planes.size(), [&](uint64_t i) {
         const source_plane &     plane = planes[one.planes[i]];
         token_symbols            symbols;
         rows_here                here;

@@ -3,11 +3,13 @@
 #pragma once
 
 #include "cachegen.h"
+#include "lcg3_models.h"
 #include "lcg3_symbols.h"
 #include "meter.h"
 #include "rans_encode.h"
 
 #include <cstdint>
+#include <utility>
 
 namespace cachegen::lcg3 {
 
@@ -32,10 +34,26 @@ struct unit_bytes {
     uint32_t        n_bytes;
 };
 
+// What a set's models are made from.
+struct sampled_set {
+    const metered_vector<source_plane> *                  page;   // its planes
+    const metered_vector<uint32_t> *                      planes; // the set's, numbers in the page
+    const metered_vector<std::pair<uint64_t, uint32_t>> * chunks; // first token and number of tokens
+    uint32_t                                              n_symbols;
+};
+
 // Every function throws cachegen::error.
 class unit_encoder {
   public:
     virtual ~unit_encoder() = default;
+
+    /*
+     * Count the symbols of a sample, as count_symbols() and count_pairs() do: the channels of a set's planes one after
+     * another. False, and nothing is counted, if libcachegen is to do it: it also finds the words for what is wrong.
+     */
+    virtual bool count_symbols(const sampled_set & set, channel_counts & counts)      = 0;
+    virtual bool count_pairs(const sampled_set & set, const uint8_t * model_of_channel, const uint8_t * class_of,
+                             uint32_t n_classes, uint32_t n_models, uint64_t * pairs) = 0;
 
     // once, before any unit; the page stays until the last one
     virtual void prepare(const trained_page & page) = 0;

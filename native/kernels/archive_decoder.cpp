@@ -1,6 +1,7 @@
 #include "archive_decoder.h"
 
 #include "bytes.h"
+#include "packer.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -30,23 +31,6 @@ uint64_t aligned(uint64_t n) {
 template <typename T> uint64_t bytes_of(const std::vector<T> & items) {
     return items.size() * sizeof(T);
 }
-
-// several arrays one after another
-class packer {
-  public:
-    template <typename T> uint64_t add(const T * items, uint64_t n) {
-        const uint64_t at = aligned(bytes_.size());
-        bytes_.resize(at + n * sizeof(T));
-        if (n > 0) {
-            memcpy(&bytes_[at], items, n * sizeof(T));
-        }
-        return at;
-    }
-    const std::vector<uint8_t> & bytes() const { return bytes_; }
-
-  private:
-    std::vector<uint8_t> bytes_;
-};
 
 // what a part's plan takes at most. has_rows: a job for every row, not for those of exact rows alone
 uint64_t most_plan_bytes(const lcg3::archive & archive, bool has_rows) {

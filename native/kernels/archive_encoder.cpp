@@ -23,7 +23,7 @@ template <typename T> T * at(uint64_t address) {
 } // namespace
 
 archive_encoder::archive_encoder(device & device, const std::vector<cachegen_rows> & rows, const memory_limits & limits)
-    : device_(device), rows_(rows), memory_limits_(limits) {
+    : device_(device), rows_(rows), memory_limits_(limits), counter_(device, rows_) {
     for (const auto & one : rows_) {
         validate_rows(one, "a source on a device");
     }

@@ -1,8 +1,9 @@
 // The lossy planes of an LCG3 archive from a device's memory: what a backend's KV codec procs need of an encoder.
 #pragma once
 
-#include "device.h"
+#include "sample_counter.h"
 
+#include <algorithm>
 #include <memory>
 
 namespace kernels {
@@ -33,11 +34,22 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
     // units that the device made, and those that it had no room for, which libcachegen made
     uint64_t n_made() const { return n_made_; }
     uint64_t n_without_room() const { return n_without_room_; }
+    // sets whose sample was counted on the device
+    uint64_t n_counted() const { return n_counted_; }
 
     // memory besides the sources'
-    uint64_t device_bytes() const { return device_bytes_; }
+    uint64_t device_bytes() const { return std::max(device_bytes_, counter_.device_bytes()); }
     uint64_t host_bytes() const { return host_bytes_; }
 
+    bool count_symbols(const cachegen::lcg3::sampled_set & set, cachegen::lcg3::channel_counts & counts) override {
+        const bool is_counted = counter_.count_symbols(set, counts);
+        n_counted_ += is_counted;
+        return is_counted;
+    }
+    bool count_pairs(const cachegen::lcg3::sampled_set & set, const uint8_t * model_of_channel,
+                     const uint8_t * class_of, uint32_t n_classes, uint32_t n_models, uint64_t * pairs) override {
+        return counter_.count_pairs(set, model_of_channel, class_of, n_classes, n_models, pairs);
+    }
     void prepare(const cachegen::lcg3::trained_page & page) override;
     const cachegen::metered_vector<cachegen::lcg3::unit_bytes> & next() override;
 
@@ -60,7 +72,9 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
     device &                                             device_;
     std::vector<cachegen_rows>                           rows_;
     memory_limits                                        memory_limits_;
-    const cachegen::lcg3::trained_page *                 page_ = nullptr;
+    sample_counter                                       counter_;
+    uint64_t                                             n_counted_ = 0;
+    const cachegen::lcg3::trained_page *                 page_      = nullptr;
     std::unique_ptr<encode_plan>                         plan_;
     cachegen::metered_vector<cachegen::lcg3::unit_bytes> units_;
     encode_buffers                                       buffers_{}; // what all launches have in common

@@ -14,6 +14,9 @@ constexpr uint32_t no_chunk    = 0xffffffffu;
 constexpr uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
 constexpr uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
 
+// of a stretch of a sample, at most
+constexpr uint32_t sample_tokens = 32;
+
 // tokens that 32 lanes find the scales of
 constexpr uint32_t scale_tokens = 8;
 
@@ -29,6 +32,7 @@ struct encode_plane {
     uint32_t scales;   // index of a block's first scale
     uint32_t groups;   // index of its first group
     uint32_t channels; // index of its first channel's final state
+    uint32_t counts;   // counting: index of its first channel's counts
     uint32_t scale_type;
     uint32_t is_fp16;         // the source's numbers are F16
     uint32_t rotation;        // to be undone, 0 for none
@@ -85,7 +89,8 @@ struct encode_buffers {
     encode_set_shape     set;
     const encode_entry * table;
     const uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
-    const uint8_t *      class_of; // 64
+    const uint8_t *      class_of; // 64; counting symbols without a context: NULL
+    uint32_t *           counts;   // counting: see count_kernel()
     // between the launches
     uint32_t *           scales;
     uint32_t *           n_words;     // of each group; no_chunk: there was no room

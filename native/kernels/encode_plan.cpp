@@ -14,7 +14,6 @@ namespace {
 using namespace cachegen;
 using ull = unsigned long long;
 
-constexpr uint32_t max_rotation    = 256;      // that 32 lanes have at hand
 constexpr uint64_t values_a_wave   = 16 << 20; // of planes that the device does not encode
 constexpr uint64_t max_cells       = 1 << 28;
 constexpr double   bits_if_unknown = 4;
@@ -22,20 +21,6 @@ constexpr double   most_bits       = 10.01; // a symbol of frequency 1, and what
 // more than the sample's bits: a wave is planned with the first, gets memory with the second
 constexpr double   planned_margin  = 1.125;
 constexpr double   memory_margin   = 1.4;
-
-uint32_t source_of(const cachegen_rows & rows) {
-    switch (rows.type) {
-        case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
-        case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
-        case CACHEGEN_TYPE_BF16: return rows.is_transposed ? store_bf16_transposed : store_bf16;
-        case CACHEGEN_TYPE_Q8_0: return store_q8_0;
-        default: return store_q4_0;
-    }
-}
-
-uint32_t rotation_of(const lcg3::plane_record & plane) {
-    return plane.flags & lcg3::plane_flag_unrotated ? plane.n_rot : 0;
-}
 
 uint32_t n_groups_of(const lcg3::plane_record & plane) {
     return (plane.n_channels + 31) / 32;
@@ -57,6 +42,34 @@ encode_set make_set(const lcg3::set_encoder & encoder) {
 }
 
 } // namespace
+
+uint32_t source_of(const cachegen_rows & rows) {
+    switch (rows.type) {
+        case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
+        case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
+        case CACHEGEN_TYPE_BF16: return rows.is_transposed ? store_bf16_transposed : store_bf16;
+        case CACHEGEN_TYPE_Q8_0: return store_q8_0;
+        default: return store_q4_0;
+    }
+}
+
+uint32_t rotation_of(const lcg3::plane_record & plane) {
+    return plane.flags & lcg3::plane_flag_unrotated ? plane.n_rot : 0;
+}
+
+encode_plane describe_source(const lcg3::source_plane & plane, const cachegen_rows & rows) {
+    encode_plane job{};
+    job.data            = reinterpret_cast<uint64_t>(rows.data);
+    job.stride          = static_cast<uint32_t>(rows.stride_bytes);
+    job.first_token     = plane.record.first_token;
+    job.n_channels      = plane.record.n_channels;
+    job.n_groups        = n_groups_of(plane.record);
+    job.scale_type      = plane.record.scale_type;
+    job.is_fp16         = plane.record.type == CACHEGEN_TYPE_F16;
+    job.rotation        = rotation_of(plane.record);
+    job.rotation_factor = job.rotation ? 1.0f / std::sqrt(static_cast<float>(job.rotation)) : 0;
+    return job;
+}
 
 encode_plan::encode_plan(const lcg3::trained_page & page, const std::vector<cachegen_rows> & rows,
                          const encode_limits & limits)
@@ -119,7 +132,7 @@ bool encode_plan::can_encode(uint32_t p, const cachegen_rows & rows, const encod
              page_.n_tokens - record.first_token, record.n_channels, record.type);
     }
     if (static_cast<lcg3::plane_mode>(record.mode) != lcg3::plane_mode::lossy || page_.n_blocks == 0 ||
-        rotation_of(record) > max_rotation || rows.stride_bytes > UINT32_MAX ||
+        rotation_of(record) > max_encoded_rotation || rows.stride_bytes > UINT32_MAX ||
         cells_.size() + rows.n_tokens > max_cells) {
         return false;
     }
@@ -175,21 +188,12 @@ uint32_t encode_plan::cells_of(const cachegen_rows & rows) {
 void encode_plan::add_plane(encode_wave & wave, uint32_t p, const cachegen_rows & rows) {
     const auto & plane  = page_.planes[p];
     const auto & record = plane.source->record;
-    encode_plane job{};
-    job.data            = reinterpret_cast<uint64_t>(rows.data);
-    job.stride          = static_cast<uint32_t>(rows.stride_bytes);
-    job.first_token     = record.first_token;
+    encode_plane job    = describe_source(*plane.source, rows);
     job.cells           = cells_of(rows);
-    job.n_channels      = record.n_channels;
-    job.n_groups        = n_groups_of(record);
     job.models          = static_cast<uint32_t>(models_.size());
     job.scales          = static_cast<uint32_t>(wave_sizes_.n_scales);
     job.groups          = static_cast<uint32_t>(wave_sizes_.n_groups);
     job.channels        = static_cast<uint32_t>(wave_sizes_.n_channels);
-    job.scale_type      = record.scale_type;
-    job.is_fp16         = record.type == CACHEGEN_TYPE_F16;
-    job.rotation        = rotation_of(record);
-    job.rotation_factor = job.rotation ? 1.0f / std::sqrt(static_cast<float>(job.rotation)) : 0;
     models_.insert(models_.end(), plane.models, plane.models + record.n_channels);
     planes_.push_back(job);
     plane_sources_.push_back(source_of(rows));

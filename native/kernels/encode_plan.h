@@ -12,11 +12,11 @@ namespace kernels {
 // groups of 32 lanes in a workgroup that encodes
 constexpr uint32_t encode_groups_a_workgroup = 8;
 
-enum class encode_kind { scales, encode, lay_out, gather };
+enum class encode_kind { scales, encode, lay_out, gather, count };
 
 struct encode_launch {
     encode_kind kind;
-    uint32_t    source; // scales, encode: enum store_kind, how the source keeps its values
+    uint32_t    source; // scales, encode, count: enum store_kind, how the source keeps its values
     uint32_t    n_side; // the same: adjacent groups that 32 lanes have
     uint32_t    set;    // encode
     uint32_t    first_job;
@@ -108,6 +108,18 @@ class encode_plan {
     encode_sizes                                     sizes_{};
     encode_sizes                                     wave_sizes_{};
 };
+
+// largest rotation that 32 lanes have at hand
+constexpr uint32_t max_encoded_rotation = 256;
+
+// how a source keeps its values: enum store_kind
+uint32_t source_of(const cachegen_rows & rows);
+
+// that is undone before values are coded, 0 for none
+uint32_t rotation_of(const cachegen::lcg3::plane_record & plane);
+
+// what launches are told of a plane's source; the indexes are 0
+encode_plane describe_source(const cachegen::lcg3::source_plane & plane, const cachegen_rows & rows);
 
 // adjacent groups that 32 lanes need for a rotation
 inline uint32_t side_of(uint32_t rotation) {

@@ -9,14 +9,16 @@ namespace kernels {
 
 class packer {
   public:
-    template <typename T> uint64_t add(const std::vector<T> & items) {
+    template <typename T> uint64_t add(const T * items, uint64_t n) {
         const uint64_t at = (bytes_.size() + 15) / 16 * 16;
-        bytes_.resize(at + items.size() * sizeof(T));
-        if (!items.empty()) {
-            memcpy(&bytes_[at], items.data(), items.size() * sizeof(T));
+        bytes_.resize(at + n * sizeof(T));
+        if (n > 0) {
+            memcpy(&bytes_[at], items, n * sizeof(T));
         }
         return at;
     }
+
+    template <typename T> uint64_t add(const std::vector<T> & items) { return add(items.data(), items.size()); }
 
     const std::vector<uint8_t> & bytes() const { return bytes_; }
 

@@ -43,6 +43,7 @@ TEST(encoded_pages) {
     printf("%llu units made, %llu without room\n", static_cast<unsigned long long>(counts.n_made),
            static_cast<unsigned long long>(counts.n_without_room));
     CHECK(counts.n_made > 1000);
+    CHECK(counts.n_counted > 250);
     CHECK(counts.n_without_room < counts.n_made / 8);
 }
 

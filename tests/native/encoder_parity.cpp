@@ -191,7 +191,7 @@ outcome encode_on_device(kernels::device & device, const page_case & page, uint3
         if (n_bytes != result.archive.size()) {
             cachegen::fail(CACHEGEN_ERR_INTERNAL, "an archive of another size");
         }
-        result.counts = { encoder.n_made(), encoder.n_without_room() };
+        result.counts = { encoder.n_made(), encoder.n_without_room(), encoder.n_counted() };
     });
     if (result.status != CACHEGEN_OK) {
         result.message = cachegen_last_message();
@@ -260,6 +260,7 @@ coverage compare_archives(kernels::device & device, uint32_t n_rounds, bool is_l
                 const outcome        there = encode_on_device(device, page, 1 + random() % 3);
                 check_same(page, encode_on_host(page), there);
                 counts.n_made += there.counts.n_made;
+                counts.n_counted += there.counts.n_counted;
                 counts.n_without_room += there.counts.n_without_room;
                 for (const auto & p : page.planes) {
                     covered[name_of(p)]++;

@@ -12,6 +12,7 @@ using kernel_parity::coverage;
 struct unit_counts {
     uint64_t n_made         = 0; // by the device
     uint64_t n_without_room = 0; // left to libcachegen
+    uint64_t n_counted      = 0; // sets whose sample the device counted
 };
 
 /*

@@ -61,9 +61,11 @@ TEST(encoded_pages) {
         if (order == 0) {
             kernel_parity::print(covered);
         }
-        printf("order %u: %llu units made, %llu without room\n", order, static_cast<unsigned long long>(counts.n_made),
+        printf("order %u: %llu sets counted, %llu units made, %llu without room\n", order,
+               static_cast<unsigned long long>(counts.n_counted), static_cast<unsigned long long>(counts.n_made),
                static_cast<unsigned long long>(counts.n_without_room));
         CHECK(counts.n_made > 100);
+        CHECK(counts.n_counted > 50);
         CHECK(counts.n_without_room < counts.n_made / 8);
         CHECK_EQ(device.n_allocations(), uint64_t(0));
     }

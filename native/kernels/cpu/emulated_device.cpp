@@ -1,5 +1,6 @@
 #include "emulated_device.h"
 
+#include "../count_body.h"
 #include "../dispatch.h"
 #include "../gather_body.h"
 #include "../native_body.h"
@@ -43,6 +44,14 @@ scales_entry scales_entry_of(uint32_t source, uint32_t n_side) {
     return with_store(source, [&](auto kind) {
         return with_side(n_side, [](auto side) -> scales_entry {
             return scales_kernel<decltype(kind)::value, decltype(side)::value>;
+        });
+    });
+}
+
+scales_entry count_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store(source, [&](auto kind) {
+        return with_side(n_side, [](auto side) -> scales_entry {
+            return count_kernel<decltype(kind)::value, decltype(side)::value>;
         });
     });
 }
@@ -178,6 +187,9 @@ void emulated_device::launch_encode(const encode_launch & launch, const encode_b
         const auto run = [&](const auto & entry) { lanes::run_workgroup(n_threads, w, n_workgroups, order_, entry); };
         if (launch.kind == encode_kind::scales) {
             const auto entry = scales_entry_of(launch.source, launch.n_side);
+            run([&](const kc_thread & me) { entry(me, in); });
+        } else if (launch.kind == encode_kind::count) {
+            const auto entry = count_entry_of(launch.source, launch.n_side);
             run([&](const kc_thread & me) { entry(me, in); });
         } else if (launch.kind == encode_kind::encode) {
             const auto                entry = encode_entry_of(launch.source, launch.n_side);

@@ -1,4 +1,5 @@
 // CUDA entries of the encoder: launch shapes and shared memory. What they do is in the bodies.
+#include "../count_body.h"
 #include "../dispatch.h"
 #include "../gather_body.h"
 #include "encode.h"
@@ -19,6 +20,11 @@ constexpr uint32_t plane_threads  = 32; // a plane's layout takes one group of l
 template <uint32_t SOURCE, int R> __global__ void __launch_bounds__(other_threads, 1)
     find_scales(const __grid_constant__ encode_buffers in) {
     scales_kernel<SOURCE, R>(this_thread(), in);
+}
+
+template <uint32_t SOURCE, int R> __global__ void __launch_bounds__(other_threads, 1)
+    count(const __grid_constant__ encode_buffers in) {
+    count_kernel<SOURCE, R>(this_thread(), in);
 }
 
 template <uint32_t SOURCE, int R> __global__ void __launch_bounds__(encode_threads, 1)
@@ -44,6 +50,13 @@ kernel scales_kernel_of(uint32_t source, uint32_t n_side) {
     return with_store(source, [&](auto kind) {
         return with_side(n_side,
                          [](auto side) -> kernel { return find_scales<decltype(kind)::value, decltype(side)::value>; });
+    });
+}
+
+kernel count_kernel_of(uint32_t source, uint32_t n_side) {
+    return with_store(source, [&](auto kind) {
+        return with_side(n_side,
+                         [](auto side) -> kernel { return count<decltype(kind)::value, decltype(side)::value>; });
     });
 }
 
@@ -78,6 +91,9 @@ cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & 
     switch (launch.kind) {
         case encode_kind::scales:
             return launch_kernel(scales_kernel_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
+                                 stream);
+        case encode_kind::count:
+            return launch_kernel(count_kernel_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
                                  stream);
         case encode_kind::encode:
             return launch_kernel(encode_kernel_of(launch.source, launch.n_side), in, encode_threads,
