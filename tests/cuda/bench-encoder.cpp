@@ -17,7 +17,7 @@ using namespace kernels;
 namespace {
 
 constexpr int      n_repeats = 7;
-constexpr uint32_t n_kinds   = 4; // of encode_kind
+constexpr uint32_t n_kinds   = 5; // of encode_kind
 
 void check(cudaError_t error) {
     if (error != cudaSuccess) {
@@ -180,11 +180,11 @@ void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::v
         std::sort(totals.begin(), totals.end());
         std::sort(whole.begin(), whole.end());
         const double median = totals[totals.size() / 2];
-        const double sum    = sums[0] + sums[1] + sums[2] + sums[3];
+        const double sum    = sums[0] + sums[1] + sums[2] + sums[3] + sums[4];
         printf("classes %u  encode %-18s %7.3f ms (%.3f to %.3f)  %6.1f G symbols/s  scales %.0f%%, words %.0f%%, "
-               "layout %.0f%%, gather %.0f%%  %.3f bits a value%s\n",
+               "layout %.0f%%, gather %.0f%%, counting %.0f%%  %.3f bits a value%s\n",
                options.n_classes, v.name, median, totals.front(), totals.back(), n_values / 1e6 / median,
-               100 * sums[0] / sum, 100 * sums[1] / sum, 100 * sums[2] / sum, 100 * sums[3] / sum,
+               100 * sums[0] / sum, 100 * sums[1] / sum, 100 * sums[2] / sum, 100 * sums[3] / sum, 100 * sums[4] / sum,
                double(n_bytes) * 8 / n_values, is_same ? "" : "  ANOTHER ARCHIVE");
         printf("    with training and digests %.1f ms (%.1f to %.1f); %.1f MiB of the device, %.1f MiB of the host; "
                "%llu units left to the host\n",
