@@ -183,8 +183,11 @@ def import_options(
     tokens: NDArray[np.int32] | None = None,
     *,
     host_staged: bool = False,
+    place: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """struct llama_cachegen_options and the user data that belongs to it; `tokens`: those an import restores.
+    """struct llama_cachegen_options and the user data that belongs to it.
+
+    `tokens` are those an import restores, `place` is the descriptor and offset of its archive's file.
 
     An error of the sink or of `cancel`, KeyboardInterrupt too, is raised in place of the CancelledError it leads to.
     """
@@ -197,6 +200,10 @@ def import_options(
     options.user_data = handle
     ids = None if tokens is None else ffi.from_buffer("int32_t[]", tokens)
     options.tokens = ffi.NULL if ids is None else ids
+    file = ffi.new("struct llama_cachegen_file *")  # lives as long as the call
+    if place is not None:
+        file.fd, file.offset = place
+        options.file = file
     try:
         yield options, handle
     except BaseException:

@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import struct
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -162,8 +163,12 @@ class ArchiveFile:
             except ValueError:
                 raise PageFileTruncatedError(f"{name} became shorter while it was read") from None
             _read_forward(self._mapping)
-        finally:
+        except BaseException:
             os.close(fd)
+            raise
+        self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
+        self._archive_offset = offset
         self._archive: memoryview | None = memoryview(self._mapping)[offset:]
 
     def _check_header(self, path: str, header: bytes) -> tuple[int, int, int, int, int]:
@@ -216,6 +221,17 @@ class ArchiveFile:
         return self._archive
 
     @property
+    def place(self) -> tuple[int, int]:
+        """A descriptor of the file, open until `close`, and the archive's offset in it.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if self._archive is None:
+            raise ValueError("the archive page file is closed")
+        return self._fd, self._archive_offset
+
+    @property
     def n_tokens(self) -> int:
         """Tokens of the page."""
         return len(self.tokens)
@@ -243,6 +259,7 @@ class ArchiveFile:
     def close(self) -> None:
         """Give the mapping back, now or with the last view of the archive. A second call does nothing."""
         archive, self._archive = self._archive, None
+        self._close_fd()
         if archive is not None:
             with contextlib.suppress(BufferError):
                 archive.release()

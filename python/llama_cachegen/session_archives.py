@@ -161,7 +161,10 @@ def _restore(
         ids = np.ascontiguousarray(file.tokens[:n_tokens], dtype=np.int32)
         with (
             session._appending(),
-            import_options(n_threads, cancel, tokens=ids, host_staged=host_staged) as (options, _handle),
+            import_options(n_threads, cancel, tokens=ids, host_staged=host_staged, place=file.place) as (
+                options,
+                _handle,
+            ),
         ):
             _binding.check(
                 lib.llama_cachegen_import_archive(

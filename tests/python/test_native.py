@@ -127,6 +127,16 @@ def test_sanitized() -> None:
 
 
 @pytest.mark.timeout(1200)
+def test_cuda_resources() -> None:
+    """Every CUDA kernel compiles for three architectures, with the registers and spills of the committed table."""
+    result = _run([sys.executable, "scripts/cuda-resources"])
+    if result.returncode == 77:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-6000:]
+    NATIVE_REPORTS.append(("CUDA kernels", result.stdout.strip().splitlines()[-1]))
+
+
+@pytest.mark.timeout(1200)
 def test_neon(parity: Parity) -> None:
     """NEON equals aarch64's scalar code, and that equals this processor's scalar code."""
     result = _run([sys.executable, "scripts/check-neon"])
