@@ -19,16 +19,6 @@ constexpr uint32_t decode_warps = 16;
 constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
 constexpr uint64_t spare_bytes  = 2048;                    // to align it
 
-uint32_t store_of(const cachegen_rows & rows) {
-    switch (rows.type) {
-        case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
-        case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
-        case CACHEGEN_TYPE_BF16: return rows.is_transposed ? store_bf16_transposed : store_bf16;
-        case CACHEGEN_TYPE_Q8_0: return store_q8_0;
-        default: return store_q4_0;
-    }
-}
-
 device_set make_set(const lcg3::symbol_set & set) {
     device_set result{};
     result.shape.n_models       = set.tables.n_models;
@@ -65,13 +55,6 @@ decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, ui
         sets_.push_back(make_set(set));
     }
     plane_models_.resize(archive.head.n_planes);
-    // planes mostly share their cells
-    struct cell_list {
-        const uint32_t * cells; // NULL: numbered from 0
-        uint32_t         at;
-        uint64_t         n;
-    };
-    std::vector<cell_list> known;
     for (const uint32_t p : request_.wanted) {
         const auto &            plane = archive.planes[p];
         const auto &            rows  = destinations_[p].rows;
@@ -85,18 +68,7 @@ decode_plan::decode_plan(const lcg3::archive & archive, uint64_t first_token, ui
         if (archive.models[p] != nullptr) {
             models_.insert(models_.end(), archive.models[p], archive.models[p] + plane.n_channels);
         }
-        const auto same = std::find_if(known.begin(), known.end(),
-                                       [&](const auto & k) { return k.cells == rows.cells && k.n >= range.n; });
-        auto       at   = static_cast<uint32_t>(cells_.size());
-        if (same != known.end()) {
-            at = same->at;
-        } else {
-            for (uint64_t t = 0; t < range.n; t++) {
-                cells_.push_back(rows.cells != nullptr ? rows.cells[t] : static_cast<uint32_t>(t));
-            }
-            known.push_back({ rows.cells, at, range.n });
-        }
-        wanted_.push_back({ p, range.first, range.first + range.n, at });
+        wanted_.push_back({ p, range.first, range.first + range.n, cells_.add(rows.cells, range.n) });
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include "jobs.h"
 #include "lcg3_request.h"
+#include "plan_rows.h"
 
 #include <vector>
 
@@ -52,7 +53,7 @@ class decode_plan {
 
     const std::vector<device_set> & sets() const { return sets_; }
     const std::vector<uint8_t> &    models() const { return models_; }
-    const std::vector<uint32_t> &   cells() const { return cells_; }
+    const std::vector<uint32_t> &   cells() const { return cells_.all(); }
 
     // bytes of the largest unit's native rows
     uint64_t largest_scratch() const;
@@ -92,7 +93,7 @@ class decode_plan {
     std::vector<device_set>                sets_;
     std::vector<uint8_t>                   models_;
     std::vector<uint32_t>                  plane_models_; // index of each plane's first
-    std::vector<uint32_t>                  cells_;
+    cell_lists                             cells_;
 };
 
 } // namespace kernels

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace kernels {
 
@@ -42,16 +41,6 @@ encode_set make_set(const lcg3::set_encoder & encoder) {
 }
 
 } // namespace
-
-uint32_t source_of(const cachegen_rows & rows) {
-    switch (rows.type) {
-        case CACHEGEN_TYPE_F32: return rows.is_transposed ? store_f32_transposed : store_f32;
-        case CACHEGEN_TYPE_F16: return rows.is_transposed ? store_f16_transposed : store_f16;
-        case CACHEGEN_TYPE_BF16: return rows.is_transposed ? store_bf16_transposed : store_bf16;
-        case CACHEGEN_TYPE_Q8_0: return store_q8_0;
-        default: return store_q4_0;
-    }
-}
 
 uint32_t rotation_of(const lcg3::plane_record & plane) {
     return plane.flags & lcg3::plane_flag_unrotated ? plane.n_rot : 0;
@@ -133,7 +122,7 @@ bool encode_plan::can_encode(uint32_t p, const cachegen_rows & rows, const encod
     }
     if (static_cast<lcg3::plane_mode>(record.mode) != lcg3::plane_mode::lossy || page_.n_blocks == 0 ||
         rotation_of(record) > max_encoded_rotation || rows.stride_bytes > UINT32_MAX ||
-        cells_.size() + rows.n_tokens > max_cells) {
+        cells_.all().size() + rows.n_tokens > max_cells) {
         return false;
     }
     const cost of_plane = expected(p, planned_margin);
@@ -167,36 +156,18 @@ uint32_t encode_plan::set_of(const lcg3::set_encoder & encoder) {
     return index;
 }
 
-// planes mostly share their cells
-uint32_t encode_plan::cells_of(const cachegen_rows & rows) {
-    for (const auto & known : known_cells_) {
-        if (known.cells == rows.cells && known.n >= rows.n_tokens) {
-            return known.at;
-        }
-    }
-    const auto at = static_cast<uint32_t>(cells_.size());
-    known_cells_.push_back({ rows.cells, rows.n_tokens, at });
-    cells_.resize(at + rows.n_tokens);
-    if (rows.cells != nullptr) {
-        std::copy(rows.cells, rows.cells + rows.n_tokens, &cells_[at]);
-    } else {
-        std::iota(cells_.begin() + at, cells_.end(), 0);
-    }
-    return at;
-}
-
 void encode_plan::add_plane(encode_wave & wave, uint32_t p, const cachegen_rows & rows) {
     const auto & plane  = page_.planes[p];
     const auto & record = plane.source->record;
     encode_plane job    = describe_source(*plane.source, rows);
-    job.cells           = cells_of(rows);
+    job.cells           = cells_.add(rows.cells, rows.n_tokens);
     job.models          = static_cast<uint32_t>(models_.size());
     job.scales          = static_cast<uint32_t>(wave_sizes_.n_scales);
     job.groups          = static_cast<uint32_t>(wave_sizes_.n_groups);
     job.channels        = static_cast<uint32_t>(wave_sizes_.n_channels);
     models_.insert(models_.end(), plane.models, plane.models + record.n_channels);
     planes_.push_back(job);
-    plane_sources_.push_back(source_of(rows));
+    plane_sources_.push_back(store_of(rows));
     plane_sets_.push_back(set_of(*plane.encoder));
     sets_[plane_sets_.back()].shape.n_symbols = plane.source->n_symbols;
     wave.planes.push_back(p);

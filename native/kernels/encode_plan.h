@@ -4,6 +4,7 @@
 
 #include "encode_jobs.h"
 #include "lcg3_unit_encoder.h"
+#include "plan_rows.h"
 
 #include <vector>
 
@@ -68,7 +69,7 @@ class encode_plan {
     const std::vector<encode_plane> & planes() const { return planes_; }
     const std::vector<group_job> &    jobs() const { return jobs_; }
     const std::vector<uint8_t> &      models() const { return models_; }
-    const std::vector<uint32_t> &     cells() const { return cells_; }
+    const std::vector<uint32_t> &     cells() const { return cells_.all(); }
     const std::vector<encode_wave> &  waves() const { return waves_; }
     const encode_sizes &              sizes() const { return sizes_; }
 
@@ -79,17 +80,9 @@ class encode_plan {
         uint64_t output_bytes;
     };
 
-    // where in cells_ the cells of some rows are
-    struct cell_list {
-        const uint32_t * cells; // the rows'; NULL: token after token
-        uint64_t         n;
-        uint32_t         at;
-    };
-
     bool     can_encode(uint32_t p, const cachegen_rows & rows, const encode_limits & limits);
     cost     expected(uint32_t p, double margin) const;
     uint32_t set_of(const cachegen::lcg3::set_encoder & encoder);
-    uint32_t cells_of(const cachegen_rows & rows);
     void     add_plane(encode_wave & wave, uint32_t p, const cachegen_rows & rows);
     void     add_jobs(encode_wave & wave);
 
@@ -102,8 +95,7 @@ class encode_plan {
     std::vector<uint32_t>                            plane_sets_;
     std::vector<group_job>                           jobs_;
     std::vector<uint8_t>                             models_;
-    std::vector<uint32_t>                            cells_;
-    std::vector<cell_list>                           known_cells_;
+    cell_lists                                       cells_;
     std::vector<encode_wave>                         waves_;
     encode_sizes                                     sizes_{};
     encode_sizes                                     wave_sizes_{};
@@ -111,9 +103,6 @@ class encode_plan {
 
 // largest rotation that 32 lanes have at hand
 constexpr uint32_t max_encoded_rotation = 256;
-
-// how a source keeps its values: enum store_kind
-uint32_t source_of(const cachegen_rows & rows);
 
 // that is undone before values are coded, 0 for none
 uint32_t rotation_of(const cachegen::lcg3::plane_record & plane);

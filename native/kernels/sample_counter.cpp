@@ -78,7 +78,7 @@ bool sample_counter::count(const lcg3::sampled_set & set, const uint8_t * models
     for (const uint32_t p : *set.planes) {
         const auto &   plane  = (*set.page)[p];
         const auto &   rows   = rows_[p];
-        const uint32_t source = source_of(rows);
+        const uint32_t source = store_of(rows);
         const uint32_t n_side = side_of(rotation_of(plane.record));
         auto           jobs   = std::find_if(launches.begin(), launches.end(),
                                              [&](const auto & l) { return l.source == source && l.n_side == n_side; });
