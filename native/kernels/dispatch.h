@@ -21,7 +21,7 @@ template <typename Use> auto with_store(uint32_t store, const Use & use) {
     }
 }
 
-// the same for the adjacent groups that 32 lanes decode
+// the same for the adjacent groups that 32 lanes have
 template <typename Use> auto with_side(uint32_t n_side, const Use & use) {
     switch (n_side) {
         case 1: return use(std::integral_constant<int, 1>());
@@ -29,6 +29,11 @@ template <typename Use> auto with_side(uint32_t n_side, const Use & use) {
         case 4: return use(std::integral_constant<int, 4>());
         default: return use(std::integral_constant<int, 8>());
     }
+}
+
+// both
+template <typename Use> auto with_store_and_side(uint32_t store, uint32_t n_side, const Use & use) {
+    return with_store(store, [&](auto kind) { return with_side(n_side, [&](auto side) { return use(kind, side); }); });
 }
 
 } // namespace kernels

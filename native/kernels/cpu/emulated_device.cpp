@@ -25,11 +25,9 @@ using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_e
 using place_entry  = void (*)(const kc_thread &, const launch_buffers &, float *);
 
 decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
-    return with_store(store, [&](auto kind) {
-        return with_side(n_side, [&](auto side) -> decode_entry {
-            return is_wide ? decode_kernel<decltype(kind)::value, decltype(side)::value, true>
-                           : decode_kernel<decltype(kind)::value, decltype(side)::value, false>;
-        });
+    return with_store_and_side(store, n_side, [&](auto kind, auto side) -> decode_entry {
+        return is_wide ? decode_kernel<decltype(kind)::value, decltype(side)::value, true>
+                       : decode_kernel<decltype(kind)::value, decltype(side)::value, false>;
     });
 }
 
@@ -37,30 +35,24 @@ place_entry place_entry_of(uint32_t store) {
     return with_store(store, [](auto kind) -> place_entry { return place_kernel<decltype(kind)::value>; });
 }
 
-using scales_entry       = void (*)(const kc_thread &, const encode_buffers &);
-using encode_entry_point = void (*)(const kc_thread &, const encode_buffers &, uint16_t *, encode_entry *, uint8_t *);
+using sample_entry  = void (*)(const kc_thread &, const encode_buffers &);
+using encoder_entry = void (*)(const kc_thread &, const encode_buffers &, uint16_t *, encode_entry *, uint8_t *);
 
-scales_entry scales_entry_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side, [](auto side) -> scales_entry {
-            return scales_kernel<decltype(kind)::value, decltype(side)::value>;
-        });
+sample_entry scales_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> sample_entry {
+        return scales_kernel<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
-scales_entry count_entry_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side, [](auto side) -> scales_entry {
-            return count_kernel<decltype(kind)::value, decltype(side)::value>;
-        });
+sample_entry count_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> sample_entry {
+        return count_kernel<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
-encode_entry_point encode_entry_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side, [](auto side) -> encode_entry_point {
-            return encode_kernel<decltype(kind)::value, decltype(side)::value>;
-        });
+encoder_entry encode_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> encoder_entry {
+        return encode_kernel<decltype(kind)::value, decltype(side)::value>;
     });
 }
 

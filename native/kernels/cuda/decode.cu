@@ -44,11 +44,9 @@ template <uint32_t STORE> __global__ void __launch_bounds__(native_threads)
 using kernel = void (*)(launch_buffers);
 
 kernel decode_kernel_of(uint32_t store, uint32_t n_side, bool is_wide) {
-    return with_store(store, [&](auto kind) {
-        return with_side(n_side, [&](auto side) -> kernel {
-            return is_wide ? decode<decltype(kind)::value, decltype(side)::value, true>
-                           : decode<decltype(kind)::value, decltype(side)::value, false>;
-        });
+    return with_store_and_side(store, n_side, [&](auto kind, auto side) -> kernel {
+        return is_wide ? decode<decltype(kind)::value, decltype(side)::value, true>
+                       : decode<decltype(kind)::value, decltype(side)::value, false>;
     });
 }
 

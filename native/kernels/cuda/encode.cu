@@ -47,23 +47,20 @@ __global__ void __launch_bounds__(other_threads, 1) gather(const __grid_constant
 using kernel = void (*)(encode_buffers);
 
 kernel scales_kernel_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side,
-                         [](auto side) -> kernel { return find_scales<decltype(kind)::value, decltype(side)::value>; });
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> kernel {
+        return find_scales<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
 kernel count_kernel_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side,
-                         [](auto side) -> kernel { return count<decltype(kind)::value, decltype(side)::value>; });
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> kernel {
+        return count<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
 kernel encode_kernel_of(uint32_t source, uint32_t n_side) {
-    return with_store(source, [&](auto kind) {
-        return with_side(n_side,
-                         [](auto side) -> kernel { return encode<decltype(kind)::value, decltype(side)::value>; });
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> kernel {
+        return encode<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
