@@ -149,11 +149,11 @@ struct page_encoder {
     metered_vector<set> sets;
 
     // stretches of tokens the models are made from
-    metered_vector<std::pair<uint64_t, uint32_t>> sample() const {
+    sample_chunks sample() const {
         const uint32_t n_coded  = n_tokens - options.n_exact_tokens;
         const uint32_t wanted   = options.n_sample_tokens == 0 ? n_coded : std::min(n_coded, options.n_sample_tokens);
         const uint32_t n_chunks = (wanted + chunk_tokens - 1) / chunk_tokens;
-        metered_vector<std::pair<uint64_t, uint32_t>> chunks;
+        sample_chunks  chunks;
         for (uint64_t i = 0; i < n_chunks; i++) {
             const uint64_t begin = wanted == n_coded ? i * chunk_tokens : i * n_coded / n_chunks;
             chunks.emplace_back(options.n_exact_tokens + begin,
@@ -162,13 +162,15 @@ struct page_encoder {
         return chunks;
     }
 
-    void            check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
-    void            fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
-    void            make_dictionaries();
-    void            assign_sets();
-    void            train(set & one);
-    const uint8_t * models_of(uint32_t plane) const;
-    trained_page    describe_trained() const;
+    void check(const cachegen_lcg3_plane * described, const cachegen_rows * sources, uint64_t n_planes);
+    void fetch(uint32_t p, uint64_t first_row, uint32_t n, rows_here & out) const;
+    void make_dictionaries();
+    void assign_sets();
+    template <typename Use>
+    void for_sampled_groups(const set & one, uint64_t i, const sample_chunks & chunks, const Use & use) const;
+    void train(set & one);
+    const uint8_t *            models_of(uint32_t plane) const;
+    trained_page               describe_trained() const;
     metered_vector<unit_bytes> next_units(uint32_t first_plane) const;
     metered_vector<uint8_t>    encode_unit(uint32_t plane, uint32_t block) const;
     metered_vector<uint8_t>    make_metadata(const metered_vector<uint32_t> & unit_sizes,
@@ -350,6 +352,26 @@ void page_encoder::assign_sets() {
     }
 }
 
+// symbols of plane one.planes[i] in the sample: use(symbols, n_tokens, n_active lanes, first channel in the set)
+template <typename Use> void page_encoder::for_sampled_groups(const set & one, uint64_t i, const sample_chunks & chunks,
+                                                              const Use & use) const {
+    const source_plane & plane      = planes[one.planes[i]];
+    const uint32_t       n_channels = plane.record.n_channels;
+    token_symbols        symbols;
+    rows_here            here;
+    for (const auto & [first_token, n_chunk] : chunks) {
+        const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
+        if (n == 0) {
+            continue;
+        }
+        fetch(one.planes[i], first_row, n, here);
+        make_symbols(here.plane, here.first, n, false, symbols);
+        for (uint32_t c = 0; c < n_channels; c += n_lanes) {
+            use(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, n_channels - c), one.first_channel[i] + c);
+        }
+    }
+}
+
 void page_encoder::train(set & one) {
     const uint64_t n_channels = one.first_channel.back() + planes[one.planes.back()].record.n_channels;
     const uint32_t n_symbols  = one.n_symbols;
@@ -357,33 +379,20 @@ void page_encoder::train(set & one) {
 
     channel_counts           counts(n_channels, n_symbols);
     metered_vector<uint64_t> totals(n_symbols);
-    std::mutex               mutex;
     const sampled_set        sampled{ &planes, &one.planes, &chunks, n_symbols };
-    const bool               is_counted = elsewhere != nullptr && elsewhere->count_symbols(sampled, counts);
-    run_tasks(executor, one.planes.size(), [&](uint64_t i) {
-        const source_plane & plane = planes[one.planes[i]];
-        token_symbols        symbols;
-        rows_here            here;
-        for (const auto & [first_token, n_chunk] : chunks) {
-            const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
-            if (n == 0 || is_counted) {
-                continue;
-            }
-            fetch(one.planes[i], first_row, n, here);
-            make_symbols(here.plane, here.first, n, false, symbols);
-            for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
-                count_symbols(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
-                              one.first_channel[i] + c, counts);
-            }
+    if (elsewhere == nullptr || !elsewhere->count_symbols(sampled, counts)) {
+        run_tasks(executor, one.planes.size(), [&](uint64_t i) {
+            for_sampled_groups(one, i, chunks, [&](const uint8_t * symbols, uint32_t n, uint32_t n_active, uint64_t c) {
+                count_symbols(symbols, n, n_active, c, counts);
+            });
+        });
+    }
+    for (uint64_t c = 0; c < n_channels; c++) {
+        const uint32_t * of_symbols = counts.symbols_of(c);
+        for (uint32_t s = 0; s < n_symbols; s++) {
+            totals[s] += of_symbols[s];
         }
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (uint32_t c = 0; c < plane.record.n_channels; c++) {
-            const uint32_t * of_symbols = counts.symbols_of(one.first_channel[i] + c);
-            for (uint32_t s = 0; s < n_symbols; s++) {
-                totals[s] += of_symbols[s];
-            }
-        }
-    });
+    }
     one.n_classes           = choose_classes(totals.data(), n_symbols, options.n_classes, one.class_of);
     const uint64_t n_values = n_channels * (n_tokens - options.n_exact_tokens);
     const auto     n_models = std::min<uint64_t>(options.n_models, std::max<uint64_t>(1, n_values / model_values));
@@ -391,32 +400,21 @@ void page_encoder::train(set & one) {
 
     const size_t             n_counts = size_t{ one.choice.n_models } * one.n_classes * n_symbols;
     metered_vector<uint64_t> pairs(n_counts);
-    const bool               are_pairs_counted =
-        elsewhere != nullptr && elsewhere->count_pairs(sampled, one.choice.model_of_channel.data(), one.class_of,
-                                                       one.n_classes, one.choice.n_models, pairs.data());
-    run_tasks(executor, are_pairs_counted ? 0 : one.planes.size(), [&](uint64_t i) {
-        const source_plane &     plane = planes[one.planes[i]];
-        token_symbols            symbols;
-        rows_here                here;
-        metered_vector<uint64_t> own(n_counts);
-        for (const auto & [first_token, n_chunk] : chunks) {
-            const auto [first_row, n] = rows_of(plane, first_token, n_chunk);
-            if (n == 0) {
-                continue;
+    const uint8_t *          models = one.choice.model_of_channel.data();
+    if (elsewhere == nullptr ||
+        !elsewhere->count_pairs(sampled, models, one.class_of, one.n_classes, one.choice.n_models, pairs.data())) {
+        std::mutex mutex;
+        run_tasks(executor, one.planes.size(), [&](uint64_t i) {
+            metered_vector<uint64_t> own(n_counts);
+            for_sampled_groups(one, i, chunks, [&](const uint8_t * symbols, uint32_t n, uint32_t n_active, uint64_t c) {
+                count_pairs(symbols, n, n_active, models + c, one.class_of, one.n_classes, n_symbols, own.data());
+            });
+            const std::lock_guard<std::mutex> lock(mutex);
+            for (size_t k = 0; k < n_counts; k++) {
+                pairs[k] += own[k];
             }
-            fetch(one.planes[i], first_row, n, here);
-            make_symbols(here.plane, here.first, n, false, symbols);
-            for (uint32_t c = 0; c < plane.record.n_channels; c += n_lanes) {
-                count_pairs(&symbols.symbols[size_t{ c } * n], n, std::min(n_lanes, plane.record.n_channels - c),
-                            &one.choice.model_of_channel[one.first_channel[i] + c], one.class_of, one.n_classes,
-                            n_symbols, own.data());
-            }
-        }
-        const std::lock_guard<std::mutex> lock(mutex);
-        for (size_t k = 0; k < n_counts; k++) {
-            pairs[k] += own[k];
-        }
-    });
+        });
+    }
     // a class that a model's channels never reached gets the model's overall distribution
     one.frequencies.resize(n_counts);
     for (uint32_t m = 0; m < one.choice.n_models; m++) {
@@ -729,8 +727,9 @@ uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sou
     for (auto & one : encoder.sets) {
         encoder.train(one);
     }
-    const lcg3::trained_page trained = encoder.describe_trained();
+    lcg3::trained_page trained; // stays until the last unit
     if (elsewhere != nullptr) {
+        trained = encoder.describe_trained();
         elsewhere->prepare(trained);
     }
     return encoder.write(sink);

@@ -34,12 +34,15 @@ struct unit_bytes {
     uint32_t        n_bytes;
 };
 
+// stretches of tokens the models are made from: first token and number of tokens
+using sample_chunks = metered_vector<std::pair<uint64_t, uint32_t>>;
+
 // What a set's models are made from.
 struct sampled_set {
-    const metered_vector<source_plane> *                  page;   // its planes
-    const metered_vector<uint32_t> *                      planes; // the set's, numbers in the page
-    const metered_vector<std::pair<uint64_t, uint32_t>> * chunks; // first token and number of tokens
-    uint32_t                                              n_symbols;
+    const metered_vector<source_plane> * page;   // its planes
+    const metered_vector<uint32_t> *     planes; // the set's, numbers in the page
+    const sample_chunks *                chunks;
+    uint32_t                             n_symbols;
 };
 
 // Every function throws cachegen::error.
