@@ -54,35 +54,33 @@ llama_cachegen_options resolve_options(const llama_context * ctx, const llama_ca
     return result;
 }
 
-#if defined(_WIN32)
-constexpr bool can_read_files = false;
-
-int read_file(const llama_cachegen_file &, uint64_t, void *, uint64_t) {
-    return ENOSYS;
-}
-#else
-constexpr bool can_read_files = true;
-
-// 0, an errno, or -1 where the file ends; on any thread
-int read_file(const llama_cachegen_file & file, uint64_t offset, void * bytes, uint64_t n_bytes) {
-    auto * to = static_cast<uint8_t *>(bytes);
-    while (n_bytes > 0) {
-        const ssize_t n = pread(file.fd, to, n_bytes, off_t(file.offset + offset));
-        if (n == 0) {
-            return -1;
+// Part of an archive, from its file if there is one and the system has pread(), else from its memory; on any thread.
+// 0, an errno, or -1 where the file ends.
+int read_payload([[maybe_unused]] const llama_cachegen_file * file, const uint8_t * archive, uint64_t offset,
+                 void * bytes, uint64_t n_bytes) {
+#if !defined(_WIN32)
+    if (file) {
+        auto * to = static_cast<uint8_t *>(bytes);
+        while (n_bytes > 0) {
+            const ssize_t n = pread(file->fd, to, n_bytes, off_t(file->offset + offset));
+            if (n == 0) {
+                return -1;
+            }
+            if (n < 0 && errno != EINTR) {
+                return errno;
+            }
+            if (n > 0) {
+                to += n;
+                offset += uint64_t(n);
+                n_bytes -= uint64_t(n);
+            }
         }
-        if (n < 0 && errno != EINTR) {
-            return errno;
-        }
-        if (n > 0) {
-            to += n;
-            offset += uint64_t(n);
-            n_bytes -= uint64_t(n);
-        }
+        return 0;
     }
+#endif
+    memcpy(bytes, archive + offset, n_bytes);
     return 0;
 }
-#endif
 
 // a codec's status as one of ours
 [[noreturn]] void fail_codec(int32_t status, const char * message) {
@@ -604,13 +602,8 @@ void llama_cachegen_import::feed_all(const void * archive) {
     ggml_kv_codec_source source = {};
     source.user_data            = &state;
     source.read                 = [](void * user_data, uint64_t offset, void * bytes, uint64_t n_bytes) {
-        auto &       running = *static_cast<struct running *>(user_data);
-        const auto * file    = running.import.plan.options.file;
-        if (!file || !can_read_files) {
-            memcpy(bytes, running.archive + offset, n_bytes);
-            return 0;
-        }
-        const int error = read_file(*file, offset, bytes, n_bytes);
+        auto &    running = *static_cast<struct running *>(user_data);
+        const int error   = read_payload(running.import.plan.options.file, running.archive, offset, bytes, n_bytes);
         if (error != 0) {
             running.read_error = error;
         }
