@@ -1,6 +1,7 @@
 #include "bench-encoder.h"
 
 #include "archive_encoder.h"
+#include "bench_checks.h"
 #include "cuda/cuda_device.h"
 #include "executor.h"
 #include "native_tile.h"
@@ -18,20 +19,6 @@ namespace {
 
 constexpr int      n_repeats = 7;
 constexpr uint32_t n_kinds   = 5; // of encode_kind
-
-void check(cudaError_t error) {
-    if (error != cudaSuccess) {
-        printf("CUDA: %s\n", cudaGetErrorString(error));
-        exit(1);
-    }
-}
-
-void check(int32_t status) {
-    if (status != CACHEGEN_OK) {
-        printf("%s: %s\n", cachegen_status_name(status), cachegen_last_message());
-        exit(1);
-    }
-}
 
 // times every launch of the encoder
 class timed_device : public cuda_device {

@@ -3,6 +3,7 @@
 //   bench-kernels-cuda [TOKENS [REPEATS [THREADS [FOLDER]]]]
 #include "archive_decoder.h"
 #include "bench-encoder.h"
+#include "bench_checks.h"
 #include "cachegen.h"
 #include "cuda/cuda_device.h"
 #include "cuda/decode.h"
@@ -27,20 +28,6 @@ namespace {
 
 constexpr uint32_t n_layers   = 28;
 constexpr uint32_t n_channels = 1024;
-
-void check(cudaError_t error) {
-    if (error != cudaSuccess) {
-        printf("CUDA: %s\n", cudaGetErrorString(error));
-        exit(1);
-    }
-}
-
-void check(int32_t status) {
-    if (status != CACHEGEN_OK) {
-        printf("%s: %s\n", cachegen_status_name(status), cachegen_last_message());
-        exit(1);
-    }
-}
 
 // channels of different spread, each token resembling the one before: made, not a model's
 void fill(uint16_t * values, uint32_t n_tokens, uint32_t seed) {

@@ -23,7 +23,7 @@ void decode_everywhere(uint8_t choices, const buffer & archive) {
     }
 }
 
-constexpr uint32_t types[]       = { CACHEGEN_TYPE_F16, CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_F32, CACHEGEN_TYPE_BF16,
+constexpr uint32_t coded_types[] = { CACHEGEN_TYPE_F16, CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_F32, CACHEGEN_TYPE_BF16,
                                      CACHEGEN_TYPE_Q4_0 };
 constexpr uint32_t scale_types[] = { CACHEGEN_TYPE_F16, CACHEGEN_TYPE_F32, CACHEGEN_TYPE_BF16 };
 
@@ -78,7 +78,7 @@ page make_page(input & in) {
         plane.layer              = static_cast<int32_t>(p);
         plane.kind               = 1 + (form & 63) % 3;
         plane.mode               = (form & 63) / 3 % 3;
-        plane.type               = types[in.below(std::size(types))];
+        plane.type               = coded_types[in.below(std::size(coded_types))];
         plane.n_channels         = is_block_type(plane.type) ? 32 * (1 + in.below(3)) : 1 + in.below(70);
         const uint32_t rotation  = in.byte();
         plane.n_rot              = rotation < 128 ? 0 : 1u << (1 + rotation % 7);

@@ -1,6 +1,7 @@
 // What the fuzz targets share. A target defines LLVMFuzzerTestOneInput; libFuzzer or regression-driver.cpp calls it.
 #pragma once
 
+#include "../native/codec_types.h"
 #include "cachegen.h"
 
 #include <cstddef>
@@ -105,19 +106,6 @@ struct buffer {
     std::unique_ptr<uint8_t[]> data;
     size_t                     n_bytes;
 };
-
-inline bool is_block_type(uint32_t type) {
-    return type == CACHEGEN_TYPE_Q8_0 || type == CACHEGEN_TYPE_Q4_0;
-}
-
-inline uint64_t row_bytes(uint32_t type, uint64_t n_channels) {
-    switch (type) {
-        case CACHEGEN_TYPE_F32: return 4 * n_channels;
-        case CACHEGEN_TYPE_Q8_0: return n_channels / 32 * 34;
-        case CACHEGEN_TYPE_Q4_0: return n_channels / 32 * 18;
-        default: return 2 * n_channels;
-    }
-}
 
 // rows without gaps in a buffer of their own
 struct typed_rows {

@@ -123,17 +123,11 @@ outcome encode_on_host(const page_case & page) {
         sources.back().data  = const_cast<uint8_t *>(p.data.data());
         sources.back().cells = p.cells.empty() ? nullptr : p.cells.data();
     }
-    outcome  result;
-    void *   archive = nullptr;
-    uint64_t n_bytes = 0;
-    result.status =
-        cachegen_lcg3_encode(planes.data(), sources.data(), planes.size(), &page.options, nullptr, &archive, &n_bytes);
-    if (result.status == CACHEGEN_OK) {
-        result.archive.assign(static_cast<uint8_t *>(archive), static_cast<uint8_t *>(archive) + n_bytes);
-    } else {
+    outcome result;
+    result.status = kernel_parity::encode_on_host(planes, sources, page.options, result.archive);
+    if (result.status != CACHEGEN_OK) {
         result.message = cachegen_last_message();
     }
-    cachegen_free(archive);
     return result;
 }
 

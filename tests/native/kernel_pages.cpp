@@ -54,4 +54,15 @@ cachegen_rows rows_for(bytes & data, uint32_t type, uint32_t is_transposed, uint
     return rows;
 }
 
+int32_t encode_on_host(const std::vector<cachegen_lcg3_plane> & planes, const std::vector<cachegen_rows> & sources,
+                       const cachegen_lcg3_options & options, bytes & archive) {
+    void *        made    = nullptr;
+    uint64_t      n_bytes = 0;
+    const int32_t status =
+        cachegen_lcg3_encode(planes.data(), sources.data(), planes.size(), &options, nullptr, &made, &n_bytes);
+    archive.assign(static_cast<uint8_t *>(made), static_cast<uint8_t *>(made) + n_bytes);
+    cachegen_free(made);
+    return status;
+}
+
 } // namespace kernel_parity

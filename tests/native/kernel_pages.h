@@ -22,4 +22,8 @@ std::vector<float> make_values(std::mt19937 & random, uint32_t n_tokens, uint32_
 cachegen_rows rows_for(bytes & data, uint32_t type, uint32_t is_transposed, uint64_t n_tokens, uint64_t n_rows,
                        uint32_t n_channels, const uint32_t * cells);
 
+// cachegen_lcg3_encode() on this thread: its status, and what it made
+int32_t encode_on_host(const std::vector<cachegen_lcg3_plane> & planes, const std::vector<cachegen_rows> & sources,
+                       const cachegen_lcg3_options & options, bytes & archive);
+
 } // namespace kernel_parity

@@ -81,13 +81,9 @@ bytes encode(const page_case & page) {
         const uint32_t n = page.n_tokens - p.plane.first_token;
         sources.push_back(rows_for(const_cast<bytes &>(p.source), p.plane.type, 0, n, n, p.plane.n_channels, nullptr));
     }
-    void *   archive = nullptr;
-    uint64_t n_bytes = 0;
-    check_ok(
-        cachegen_lcg3_encode(planes.data(), sources.data(), planes.size(), &page.options, nullptr, &archive, &n_bytes));
-    bytes result(static_cast<uint8_t *>(archive), static_cast<uint8_t *>(archive) + n_bytes);
-    cachegen_free(archive);
-    return result;
+    bytes archive;
+    check_ok(encode_on_host(planes, sources, page.options, archive));
+    return archive;
 }
 
 // destinations in host and in device memory, filled alike

@@ -7,6 +7,27 @@
 #include "harness.h"
 #include "kernel_parity.h"
 
+namespace {
+
+// whatever call to the device fails, the failure comes out and no device memory is left over
+void fail_every_call(bool (*succeeds)(kernels::device &)) {
+    uint64_t n_failed = 0;
+    for (uint64_t at = 1;; at++) {
+        kernels::emulated_device device;
+        device.fail_at(at);
+        const bool has_failed = !succeeds(device);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+        if (!has_failed) {
+            break;
+        }
+        n_failed++;
+    }
+    printf("failing device: %llu calls failed\n", static_cast<unsigned long long>(n_failed));
+    CHECK(n_failed > 20);
+}
+
+} // namespace
+
 TEST(pages) {
     for (uint32_t order = 0; order < 3; order++) {
         kernels::emulated_device device(order);
@@ -36,21 +57,8 @@ TEST(damaged) {
     CHECK(n_refused > 50);
 }
 
-// whatever call to the device fails, the failure comes out and no device memory is left over
 TEST(failing_device) {
-    uint64_t n_failed = 0;
-    for (uint64_t at = 1;; at++) {
-        kernels::emulated_device device;
-        device.fail_at(at);
-        const bool has_failed = !kernel_parity::decode_one(device);
-        CHECK_EQ(device.n_allocations(), uint64_t(0));
-        if (!has_failed) {
-            break;
-        }
-        n_failed++;
-    }
-    printf("failing device: %llu calls failed\n", static_cast<unsigned long long>(n_failed));
-    CHECK(n_failed > 20);
+    fail_every_call(kernel_parity::decode_one);
 }
 
 TEST(encoded_pages) {
@@ -101,19 +109,7 @@ TEST(encoding_large_tables) {
 }
 
 TEST(encoding_on_failing_device) {
-    uint64_t n_failed = 0;
-    for (uint64_t at = 1;; at++) {
-        kernels::emulated_device device;
-        device.fail_at(at);
-        const bool has_failed = !encoder_parity::encode_one(device);
-        CHECK_EQ(device.n_allocations(), uint64_t(0));
-        if (!has_failed) {
-            break;
-        }
-        n_failed++;
-    }
-    printf("failing device: %llu calls failed\n", static_cast<unsigned long long>(n_failed));
-    CHECK(n_failed > 20);
+    fail_every_call(encoder_parity::encode_one);
 }
 
 int main(int argc, char ** argv) {
