@@ -57,6 +57,12 @@ TEST(encoded_large_pages) {
     CHECK(counts.n_made > 100);
 }
 
+TEST(counted_samples) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    CHECK(encoder_parity::compare_counts(device, 200) > 150);
+}
+
 TEST(encoding_refused) {
     const stream         own;
     kernels::cuda_device device(0, own.handle);

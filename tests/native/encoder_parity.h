@@ -23,6 +23,9 @@ struct unit_counts {
  */
 coverage compare_archives(kernels::device & device, uint32_t n_rounds, bool is_large, unit_counts & counts);
 
+// statistics of samples, number by number: models of small pages hardly depend on them. Returns how many were compared.
+uint64_t compare_counts(kernels::device & device, uint32_t n_rounds);
+
 // NaN, infinities and values without a scale, at tokens that no model is made from: the statuses are libcachegen's.
 // Returns how many pages were refused.
 uint64_t compare_refused(kernels::device & device, uint32_t n_rounds);

@@ -79,6 +79,14 @@ TEST(encoded_pages) {
     }
 }
 
+TEST(counted_samples) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device device(order);
+        CHECK(encoder_parity::compare_counts(device, 30) > 20);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
 // values that have no symbol or no scale
 TEST(encoding_refused) {
     kernels::emulated_device device;
