@@ -417,18 +417,18 @@ void page_encoder::train(set & one) {
     }
     // a class that a model's channels never reached gets the model's overall distribution
     one.frequencies.resize(n_counts);
-    for (uint32_t m = 0; m < one.choice.n_models; m++) {
+    run_tasks(executor, one.choice.n_models, [&](uint64_t m) {
         metered_vector<uint64_t> overall(n_symbols);
         for (uint32_t k = 0; k < one.n_classes * n_symbols; k++) {
-            overall[k % n_symbols] += pairs[size_t{ m } * one.n_classes * n_symbols + k];
+            overall[k % n_symbols] += pairs[m * one.n_classes * n_symbols + k];
         }
         for (uint32_t k = 0; k < one.n_classes; k++) {
-            const size_t begin = (size_t{ m } * one.n_classes + k) * n_symbols;
+            const size_t begin = (m * one.n_classes + k) * n_symbols;
             const bool   is_empty =
                 std::all_of(&pairs[begin], &pairs[begin] + n_symbols, [](uint64_t count) { return count == 0; });
             make_frequencies(is_empty ? overall.data() : &pairs[begin], n_symbols, &one.frequencies[begin]);
         }
-    }
+    });
     if (elsewhere != nullptr) {
         double n_bits = 0;
         double n      = 0;
@@ -439,7 +439,7 @@ void page_encoder::train(set & one) {
         one.bits_a_value = n > 0 ? n_bits / n : 0;
     }
     one.encoder = std::make_unique<set_encoder>(one.frequencies.data(), n_symbols, one.n_classes, one.choice.n_models,
-                                                one.class_of, one.class_of[n_symbols / 2]);
+                                                one.class_of, one.class_of[n_symbols / 2], executor);
 }
 
 // of a lossy or exact plane's channels
