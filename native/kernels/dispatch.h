@@ -1,7 +1,7 @@
 // From numbers of a plan to the template arguments of a kernel, for every device's launches.
 #pragma once
 
-#include "jobs.h"
+#include "decode_body.h"
 
 #include <type_traits>
 
@@ -34,6 +34,13 @@ template <typename Use> auto with_side(uint32_t n_side, const Use & use) {
 // both
 template <typename Use> auto with_store_and_side(uint32_t store, uint32_t n_side, const Use & use) {
     return with_store(store, [&](auto kind) { return with_side(n_side, [&](auto side) { return use(kind, side); }); });
+}
+
+// bytes of the shared memory of a group of lanes that decodes, without its rings
+inline uint32_t lane_bytes(uint32_t store, uint32_t n_side) {
+    return with_store_and_side(store, n_side, [](auto kind, auto side) {
+        return lane_shape<decltype(kind)::value, decltype(side)::value>::bytes;
+    });
 }
 
 } // namespace kernels

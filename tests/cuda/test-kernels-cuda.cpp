@@ -21,6 +21,12 @@ TEST(pages) {
     kernel_parity::print(kernel_parity::compare_pages(device, 20, false));
 }
 
+TEST(rotated_blocks) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    kernel_parity::compare_rotated_blocks(device);
+}
+
 TEST(large_pages) {
     const stream         own;
     kernels::cuda_device device(0, own.handle);

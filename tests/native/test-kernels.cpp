@@ -43,6 +43,13 @@ TEST(pages) {
     }
 }
 
+TEST(rotated_blocks) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device device(order);
+        CHECK_EQ(kernel_parity::compare_rotated_blocks(device).size(), 2u);
+    }
+}
+
 // tables that no workgroup has room for stay in the device's memory
 TEST(large_tables) {
     kernels::emulated_device device(0, 4096);

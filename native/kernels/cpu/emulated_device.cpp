@@ -21,7 +21,7 @@ uint8_t * bytes_at(uint64_t address) {
     return reinterpret_cast<uint8_t *>(address);
 }
 
-using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, token_scratch *);
+using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, uint8_t *);
 using place_entry  = void (*)(const kc_thread &, const launch_buffers &, float *);
 
 decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
@@ -138,11 +138,14 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
         std::vector<uint8_t> rings(jobs_a_workgroup * 8 * tiling<8>::ring_bytes);
         if (launch.kind == launch_kind::decode) {
             std::vector<table_entry>   table(in.set.n_entries);
-            std::vector<token_scratch> scratch(jobs_a_workgroup);
-            const auto                 entry = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
-            lanes::run_workgroup(n_threads, w, n_workgroups, order_, [&](const kc_thread & me) {
-                entry(me, in, table.data(), rings.data(), scratch.data());
-            });
+            // as much as the kernel has on a device, for whoever looks for accesses beyond it
+            std::vector<token_scratch> lanes_memory(
+                (jobs_a_workgroup * lane_bytes(launch.store, launch.n_side) + sizeof(token_scratch) - 1) /
+                sizeof(token_scratch));
+            auto * const lanes_bytes = reinterpret_cast<uint8_t *>(lanes_memory.data());
+            const auto   entry       = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
+            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+                                 [&](const kc_thread & me) { entry(me, in, table.data(), rings.data(), lanes_bytes); });
         } else if (launch.kind == launch_kind::expand) {
             lanes::run_workgroup(n_threads, w, n_workgroups, order_,
                                  [&](const kc_thread & me) { expand_kernel(me, in, rings.data()); });

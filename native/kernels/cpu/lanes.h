@@ -98,6 +98,10 @@ KC_FN float kc_add_signed(float partner, float value, float sign) {
 template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]) {
     memcpy(to, from, sizeof(to));
 }
+KC_FN void kc_write_4_words(float * to, float a, float b, float c, float d) {
+    const float words[] = { a, b, c, d };
+    memcpy(to, words, 16);
+}
 template <typename T> KC_FN T kc_read_only(const T * from) {
     return *from;
 }

@@ -227,9 +227,9 @@ cuda_device::cuda_device(int index, cudaStream_t stream) : index_(index), stream
     int                  n_processors = 0;
     check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index), "its shared memory");
     check(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, index), "its multiprocessors");
-    shared_bytes_   = static_cast<uint64_t>(shared_bytes);
-    max_workgroups_ = static_cast<uint32_t>(n_processors) * 8;
-    ring_           = take_ring(index);
+    shared_bytes_ = static_cast<uint64_t>(shared_bytes);
+    n_processors_ = static_cast<uint32_t>(n_processors);
+    ring_         = take_ring(index);
 }
 
 cuda_device::~cuda_device() {
@@ -285,8 +285,8 @@ void cuda_device::launch(const planned_launch & launch, const launch_buffers & i
     const cudaStream_t   stream = ring_->work(device_slot);
     switch (launch.kind) {
         case launch_kind::decode:
-            check(launch_decode(in, launch.store, launch.n_side, in.set.n_symbols > 32, n_threads_, max_workgroups_,
-                                stream),
+            check(launch_decode(in, launch.store, launch.n_side, in.set.n_symbols > 32,
+                                { n_processors_, n_threads_, shared_bytes_ }, stream),
                   "launching the decoder");
             break;
         case launch_kind::expand: check(launch_expand(in, stream), "launching the decoder"); break;
@@ -360,7 +360,7 @@ void cuda_device::download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t a
 
 void cuda_device::launch_encode(const encode_launch & launch, const encode_buffers & in) {
     const current_device current(index_);
-    check(launch_encoder(launch, in, max_workgroups_, stream_), "launching the encoder");
+    check(launch_encoder(launch, in, 8 * n_processors_, stream_), "launching the encoder");
 }
 
 void cuda_device::mark(uint32_t index) {

@@ -28,7 +28,7 @@ class cuda_device : public device {
     void     wait() override;
     void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
 
-    // of a workgroup that decodes, 32 to 512
+    // of a workgroup that decodes, at most; 128 to 512
     void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
 
     void      make_slots(uint64_t n_bytes) override;
@@ -53,10 +53,10 @@ class cuda_device : public device {
     int            index_;
     cudaStream_t   stream_;
     staging_ring * ring_;
-    uint64_t       shared_bytes_   = 0;
-    uint32_t       n_threads_      = 512;
-    uint32_t       max_workgroups_ = 0;
-    cudaEvent_t    marks_[2]       = {};
+    uint64_t       shared_bytes_ = 0;
+    uint32_t       n_threads_    = 512;
+    uint32_t       n_processors_ = 0;
+    cudaEvent_t    marks_[2]     = {};
 };
 
 // free what is kept between decoders; none may be in use
