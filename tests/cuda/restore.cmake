@@ -1,0 +1,26 @@
+# The benchmark of restores, for the whole project: it needs llama.cpp.
+set(restore_dir ${CMAKE_CURRENT_LIST_DIR}/restore)
+
+add_executable(bench-restore-cuda
+    ${restore_dir}/agreement.cpp
+    ${restore_dir}/bench-restore-cuda.cpp
+    ${restore_dir}/files.cpp
+    ${restore_dir}/model.cpp
+    ${restore_dir}/page.cpp
+    ${restore_dir}/report.cpp
+    ${restore_dir}/restore.cpp
+    ${restore_dir}/save.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/bench_results.cpp
+)
+target_link_libraries(bench-restore-cuda PRIVATE page-fixture cachegen)
+target_include_directories(bench-restore-cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR})
+target_include_directories(bench-restore-cuda SYSTEM PRIVATE
+    ${LLAMA_CACHEGEN_LLAMA_DIR}/src
+    ${LLAMA_CACHEGEN_LLAMA_DIR}/vendor
+)
+set_target_properties(bench-restore-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH OFF)
+if (LLAMA_CACHEGEN_CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    target_link_libraries(bench-restore-cuda PRIVATE CUDA::cudart)
+    target_compile_definitions(bench-restore-cuda PRIVATE BENCH_CUDA)
+endif()
