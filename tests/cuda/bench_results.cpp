@@ -77,6 +77,21 @@ json new_results(const std::string & benchmark, const std::string & commit, cons
     return results;
 }
 
+json kernel_row(const std::string & kernel, const std::string & rows, uint32_t n_classes, double n_symbols,
+                const samples & ms, double moved_bytes, double bytes_per_ms) {
+    const double median      = ms.median();
+    const double roofline_ms = moved_bytes / bytes_per_ms;
+    return { { "kernel", kernel },
+             { "rows", rows },
+             { "classes", n_classes },
+             { "symbols", n_symbols },
+             { "ms", ms },
+             { "giga_symbols_per_s", n_symbols / 1e6 / median },
+             { "moved_bytes", moved_bytes },
+             { "roofline_ms", roofline_ms },
+             { "roofline_share", roofline_ms / median } };
+}
+
 void write_results(const std::string & path, const json & results) {
     const std::string beside = path + ".part";
     std::ofstream     file(beside);

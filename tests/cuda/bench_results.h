@@ -1,6 +1,7 @@
 // What the benchmarks measured, for people and as JSON.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -30,6 +31,16 @@ void to_json(json & to, const samples & from);
  * card    IN  name of the device; empty: null
  */
 json new_results(const std::string & benchmark, const std::string & commit, const std::string & card);
+
+/*
+ * A kernel's row of results, with its roofline: the time a copy of as many bytes takes, and its share of the kernel's.
+ * rows          IN  what it stores or loads
+ * ms            IN  samples
+ * moved_bytes   IN  that it has to read and write at least
+ * bytes_per_ms  IN  that a copy was measured to read and write
+ */
+json kernel_row(const std::string & kernel, const std::string & rows, uint32_t n_classes, double n_symbols,
+                const samples & ms, double moved_bytes, double bytes_per_ms);
 
 // All of it or nothing: the file is written beside its place and then renamed. Throws std::runtime_error.
 void write_results(const std::string & path, const json & results);
