@@ -15,6 +15,7 @@ from parity import CELLS, NATIVE, SCALAR, Cell, Parity
 
 EXECUTABLES = {
     "bench-restore-cuda",
+    "test-archive-parity-cuda",
     "test-cachegen-archives",
     "test-codec-decoder",
     "test-codec-isa",

@@ -32,7 +32,7 @@ CMAKE = """
 case "$1" in --build) ;; *) exit 0;; esac
 mkdir -p "$2/tests/native"
 for name in test-kernels-cuda bench-kernels-cuda; do cp "{tools}/built/$name" "$2/"; done
-cp "{tools}/built/bench-restore-cuda" "$2/tests/native/"
+cp "{tools}/built/bench-restore-cuda" "{tools}/built/test-archive-parity-cuda" "$2/tests/native/"
 """
 
 
@@ -76,6 +76,7 @@ def machine(tmp_path: Path) -> Machine:
     machine.tool("cmake", CMAKE.format(tools=tmp_path / "bin"))
     machine.tool("compute-sanitizer", SANITIZER)
     machine.built("test-kernels-cuda", TESTS)
+    machine.built("test-archive-parity-cuda", TESTS)
     machine.built("bench-kernels-cuda", BENCH)
     machine.built("bench-restore-cuda", BENCH)
     return machine
@@ -85,7 +86,8 @@ def test_all_stages(machine: Machine) -> None:
     done = machine.run("--cold-folder", str(machine.root / "disk"), "--commit", "c0ffee", "--tokens", "600")
     assert done.returncode == 0, done.stdout + done.stderr
     results = machine.results()
-    names = ["kernels-build", "tests", "memcheck", "racecheck", "kernels", "llama-build", "restore", "cold"]
+    names = ["kernels-build", "tests", "memcheck", "racecheck", "kernels"]
+    names += ["llama-build", "abi", "memcheck-abi", "restore", "cold"]
     assert [stage["name"] for stage in results["stages"]] == names
     assert {stage["status"] for stage in results["stages"]} == {"ok"}
     assert (results["commit"], results["card"], results["driver"]) == ("c0ffee", "A card", "580.1")
@@ -124,16 +126,17 @@ def test_what_a_failed_build_leaves_out(machine: Machine) -> None:
     machine.tool("cmake", 'case "$*" in *kernels*) exit 2;; esac\n' + CMAKE.format(tools=machine.root / "bin"))
     assert machine.run().returncode == 1
     stages = machine.stages()
-    assert [name for name, stage in stages.items() if stage["status"] == "ok"] == ["llama-build", "restore"]
+    good = [name for name, stage in stages.items() if stage["status"] == "ok"]
+    assert good == ["llama-build", "abi", "memcheck-abi", "restore"]
     assert stages["kernels"]["reason"] == "kernels-build: failed"
 
 
 def test_time_leaves_stages_out(machine: Machine) -> None:
-    done = machine.run("--budget-s", "60")
+    done = machine.run("--budget-s", "60", "--skip", "sanitizer")
     assert done.returncode == 3
     left_out = {name for name, stage in machine.stages().items() if stage["status"] == "left out"}
-    assert left_out == {"llama-build", "restore"}
-    assert "left out: llama-build, restore" in done.stdout
+    assert left_out == {"llama-build", "abi", "restore"}
+    assert "left out: llama-build, abi, restore" in done.stdout
 
 
 def test_what_takes_too_long_ends_with_all_it_has_started(tmp_path: Path) -> None:
@@ -160,6 +163,12 @@ def test_results_are_whole_while_it_runs(machine: Machine) -> None:
     assert "['kernels-build', 'tests', 'memcheck', 'racecheck']" in log
     assert machine.stages()["memcheck"]["status"] == "skipped"
     assert not list(machine.root.glob("*.part"))
+
+
+def test_a_device_that_llama_cpp_does_not_find(machine: Machine) -> None:
+    machine.built("test-archive-parity-cuda", f"echo 'device: none, the processor'; {TESTS}")
+    assert machine.run("--skip", "sanitizer").returncode == 1
+    assert machine.stages()["abi"]["reason"] == "llama.cpp found no device"
 
 
 def test_no_such_stage(machine: Machine) -> None:

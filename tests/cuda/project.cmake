@@ -1,4 +1,8 @@
-# The benchmark of restores, for the whole project: it needs llama.cpp.
+# What needs llama.cpp: the CacheGen ABI on a device, and the benchmark of restores. Part of the whole project.
+add_executable(test-archive-parity-cuda ${CMAKE_CURRENT_LIST_DIR}/test-archive-parity-cuda.cpp)
+target_link_libraries(test-archive-parity-cuda PRIVATE page-fixture)
+set_target_properties(test-archive-parity-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH OFF)
+
 set(restore_dir ${CMAKE_CURRENT_LIST_DIR}/restore)
 
 add_executable(bench-restore-cuda
