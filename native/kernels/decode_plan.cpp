@@ -291,15 +291,12 @@ part_plan decode_plan::plan(uint32_t part, const lcg3::payload & bytes, uint64_t
                             const device_limits & limits) const {
     part_plan plan;
     if (part == 0) {
-        lcg3::check_padding(archive_, bytes);
-        lcg3::check_exact_digest(archive_, bytes);
         if (request_.has_exact_rows()) {
             add_exact_rows(plan, bytes, bytes_address);
         }
         return plan;
     }
     plan.block = part - 1;
-    lcg3::check_block_digest(archive_, bytes, plan.block);
     if (has_tokens_of(plan.block)) {
         add_block(plan, bytes, bytes_address, limits);
     }

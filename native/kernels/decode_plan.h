@@ -64,7 +64,7 @@ class decode_plan {
     std::vector<uint32_t> unit_planes(uint32_t block) const;
 
     /*
-     * bytes          IN  the part, in host memory
+     * bytes          IN  the part, in host memory; its digest and padding have been checked
      * bytes_address  IN  of the copy that the device will read
      */
     part_plan plan(uint32_t part, const cachegen::lcg3::payload & bytes, uint64_t bytes_address,
