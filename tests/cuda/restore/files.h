@@ -29,6 +29,8 @@ class written_file {
     written_file(const written_file &)             = delete;
     written_file & operator=(const written_file &) = delete;
 
+    int fd() const { return fd_; }
+
     // Throws std::runtime_error if the system does.
     void close();
 

@@ -63,6 +63,7 @@ struct save_results {
     samples  state;
     samples  archive;
     samples  encode; // of it, encoding; the file's writing is in it
+    samples  write;
     uint64_t peak_bytes = 0;
     bool     is_same    = false; // the archive is libcachegen's
 };

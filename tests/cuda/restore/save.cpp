@@ -20,13 +20,17 @@ double save_archive(const row_setup & row, const std::string & path, llama_cache
         codings.push_back({ plane.layer, static_cast<int32_t>(plane.kind), plane.n_symbols,
                             static_cast<int32_t>(plane.scale_type), plane.is_unrotated });
     }
-    stats                   = {};
-    stats.struct_size       = sizeof(stats);
-    uint64_t        n_bytes = 0;
-    const stopwatch since;
-    written_file    file(path);
+    stats                             = {};
+    stats.struct_size                 = sizeof(stats);
+    uint64_t                  n_bytes = 0;
+    const stopwatch           since;
+    written_file              file(path);
+    const llama_cachegen_file to = { file.fd(), 0, 0 };
+    llama_cachegen_options    options{};
+    options.struct_size = sizeof(options);
+    options.file        = &to; // written by several threads
     if (llama_cachegen_export(row.ctx.get(), 0, 0, row.n_tokens(), &profile, codings.data(),
-                              static_cast<uint32_t>(codings.size()), written_file::write, &file, nullptr, &n_bytes,
+                              static_cast<uint32_t>(codings.size()), written_file::write, &file, &options, &n_bytes,
                               &stats) != 0) {
         throw std::runtime_error(std::string("export: ") + llama_kv_page_last_message());
     }
@@ -85,6 +89,7 @@ save_results measure_saves(const row_setup & row, const row_files & files, cell_
         results.state.add(state_ms);
         results.archive.add(archive_ms);
         results.encode.add(stats.code_ms);
+        results.write.add(stats.write_ms);
         results.peak_bytes = std::max(results.peak_bytes, stats.peak_transient_bytes);
     }
     return results;
