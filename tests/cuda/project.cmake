@@ -27,4 +27,12 @@ if (LLAMA_CACHEGEN_CUDA)
     find_package(CUDAToolkit REQUIRED)
     target_link_libraries(bench-restore-cuda PRIVATE CUDA::cudart)
     target_compile_definitions(bench-restore-cuda PRIVATE BENCH_CUDA)
+
+    # the backend's calls of the CUDA runtime go to the executable's own functions first
+    add_executable(test-archives-cuda
+        ${CMAKE_CURRENT_LIST_DIR}/test-archives-cuda.cpp
+        ${CMAKE_CURRENT_LIST_DIR}/cuda_faults.cpp
+    )
+    target_link_libraries(test-archives-cuda PRIVATE page-fixture CUDA::cudart ${CMAKE_DL_LIBS})
+    set_target_properties(test-archives-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH OFF ENABLE_EXPORTS ON)
 endif()

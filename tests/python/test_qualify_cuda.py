@@ -32,7 +32,7 @@ CMAKE = """
 case "$1" in --build) ;; *) exit 0;; esac
 mkdir -p "$2/tests/native"
 for name in test-kernels-cuda bench-kernels-cuda; do cp "{tools}/built/$name" "$2/"; done
-cp "{tools}/built/bench-restore-cuda" "{tools}/built/test-archive-parity-cuda" "$2/tests/native/"
+cp "{tools}/built/bench-restore-cuda" "{tools}/built/"test-archive* "$2/tests/native/"
 """
 
 
@@ -77,6 +77,7 @@ def machine(tmp_path: Path) -> Machine:
     machine.tool("compute-sanitizer", SANITIZER)
     machine.built("test-kernels-cuda", TESTS)
     machine.built("test-archive-parity-cuda", TESTS)
+    machine.built("test-archives-cuda", TESTS.replace("pages", "ordering"))
     machine.built("bench-kernels-cuda", BENCH)
     machine.built("bench-restore-cuda", BENCH)
     return machine
