@@ -5,6 +5,7 @@
 #include "arithmetic_coder.h"
 #include "cachegen.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
