@@ -116,6 +116,12 @@ TEST(legacy_truncated) {
     CHECK(kernel_parity::compare_truncated_legacy(device) > 500);
 }
 
+TEST(legacy_edges) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    CHECK_EQ(kernel_parity::compare_legacy_edges(device, 100), uint64_t(100));
+}
+
 TEST(legacy_destinations) {
     const stream         own;
     kernels::cuda_device device(0, own.handle);

@@ -81,24 +81,6 @@ void put_table(std::mt19937 & random, bytes & archive, size_t at) {
     put<uint16_t>(archive, at + 64, 65535);
 }
 
-// the first codes of some channels' streams
-void put_codes(std::mt19937 & random, bytes & archive, size_t tables, uint32_t n_channels) {
-    const size_t lengths = tables + table_bytes * n_channels;
-    size_t       stream  = lengths + 2 * size_t{ n_channels };
-    for (uint32_t c = 0; c < n_channels; c++) {
-        const size_t length = get<uint16_t>(archive, lengths + 2 * size_t{ c });
-        if (length >= 4 && random() % 8 == 0) {
-            const size_t   entry = tables + table_bytes * c + 2 * (1 + random() % 14);
-            const uint32_t code =
-                random() % 16 == 0 ? UINT32_MAX : (uint32_t{ get<uint16_t>(archive, entry) } << 16) - 1;
-            for (size_t i = 0; i < 4; i++) {
-                archive[stream + i] = static_cast<uint8_t>(code >> (24 - 8 * i));
-            }
-        }
-        stream += length;
-    }
-}
-
 } // namespace
 
 uint32_t kind_for(std::mt19937 & random, uint32_t n_channels) {
@@ -127,6 +109,42 @@ bytes encode_legacy(std::mt19937 & random, const std::vector<legacy_part> & part
     put(whole, 4, page_bytes);
     put(whole, 12, n_records);
     return whole;
+}
+
+bytes legacy_edges(std::mt19937 & random, bool is_refused) {
+    constexpr uint32_t n_channels  = 70;
+    constexpr size_t   tables      = header_bytes + 4;
+    constexpr size_t   lengths     = tables + table_bytes * n_channels;
+    constexpr size_t   streams     = lengths + 2 * size_t{ n_channels };
+    constexpr size_t   tile        = header_bytes + record_bytes;
+    constexpr size_t   last        = 31; // with 32 bins tiles have symbols up to 30
+    const uint32_t     one_refused = is_refused ? random() % n_channels : n_channels;
+    bytes              archive(tile + streams + 4 * size_t{ n_channels });
+    memcpy(archive.data(), "CKG1", 4);
+    put(archive, 4, uint64_t{ 2 * n_channels });
+    put(archive, 12, uint32_t{ 1 });
+    archive[header_bytes + 1] = 2;
+    put(archive, header_bytes + 12, uint64_t{ 2 * n_channels });
+    put(archive, header_bytes + 20, uint64_t{ 1 });
+    put(archive, header_bytes + 44, uint64_t{ archive.size() - tile });
+    memcpy(&archive[tile], "LCG1", 4);
+    archive[tile + 4] = 32;
+    put(archive, tile + 6, uint16_t{ 1 });
+    put(archive, tile + 8, n_channels);
+    put(archive, tile + 12, 4 * n_channels);
+    put(archive, tile + header_bytes, 1.0f);
+    for (uint32_t c = 0; c < n_channels; c++) {
+        const size_t table = tile + tables + table_bytes * c;
+        put_table(random, archive, table);
+        put(archive, tile + lengths + 2 * size_t{ c }, uint16_t{ 4 });
+        // the span is 2^32: a symbol's codes begin at its bound, with 16 zeros after it
+        const uint32_t bound = get<uint16_t>(archive, table + 2 * (1 + random() % (last - 1)));
+        const uint32_t code  = c == one_refused ? UINT32_MAX : (bound << 16) - random() % 2;
+        for (size_t i = 0; i < 4; i++) { // highest bits first
+            archive[tile + streams + 4 * size_t{ c } + i] = static_cast<uint8_t>(code >> (24 - 8 * i));
+        }
+    }
+    return archive;
 }
 
 std::vector<cachegen_ckg1_record> records_of(const bytes & archive) {
@@ -171,8 +189,6 @@ void damage(std::mt19937 & random, legacy_damage how, bytes & archive) {
             constexpr uint32_t odd[] = { 0x80000000, 0xbf800000, 0x7f800000, 0x7fc00000, 0x477ff000, // refused
                                          0x477fefff, 0x00000001, 0x33000000, 0x38000000, 0x00000000 };
             put(archive, maxima + 4 * (random() % record.n_tokens), odd[random() % 10]);
-        } else if (record.tile_version == 1 && how == legacy_damage::codes) {
-            put_codes(random, archive, tables, record.n_channels);
         } else if (record.tile_version == 1) {
             const size_t lengths = tables + table_bytes * record.n_channels;
             const size_t streams = lengths + 2 * size_t{ record.n_channels };

@@ -20,6 +20,12 @@ struct legacy_part {
 // values as caches hold them, some rows of zeros, of equal extremes, of tiny numbers
 bytes encode_legacy(std::mt19937 & random, const std::vector<legacy_part> & parts);
 
+/*
+ * One LCG1 tile of one token, 70 channels of F16 rows: the code of each channel is the first of a symbol, or the last
+ * one before it. is_refused  IN  one code is the last that there is, of a symbol that no tile has
+ */
+bytes legacy_edges(std::mt19937 & random, bool is_refused);
+
 // a kind of record that can hold so many channels
 uint32_t kind_for(std::mt19937 & random, uint32_t n_channels);
 
@@ -32,11 +38,10 @@ enum class legacy_damage {
     maxima,   // a maximum that F16 cannot hold, or an odd one that it can
     tables,   // LCG1: tables that rise, but are no tile's
     streams,  // LCG1: lengths that have the same sum; random symbols. LCG2: symbols and unused bits
-    codes,    // LCG1: a stream's first four bytes are the last code before a symbol, or the last code there is
     sizes,    // cut, or longer
 };
 
-constexpr uint32_t n_legacy_damages = 7;
+constexpr uint32_t n_legacy_damages = 6;
 
 void damage(std::mt19937 & random, legacy_damage how, bytes & archive);
 

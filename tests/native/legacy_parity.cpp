@@ -343,6 +343,18 @@ uint64_t compare_truncated_legacy(kernels::device & device) {
     return archive.size() - 1;
 }
 
+uint64_t compare_legacy_edges(kernels::device & device, uint32_t n_rounds) {
+    for (uint32_t round = 0; round < n_rounds; round++) {
+        std::mt19937         random(20 + round);
+        const bool           is_refused = round % 2;
+        const bytes          archive    = legacy_edges(random, is_refused);
+        const harness::scope what("round " + std::to_string(round));
+        const int32_t        status = compare_page(device, random, archive, records_of(archive)).status;
+        CHECK_EQ(status, int32_t(is_refused ? CACHEGEN_ERR_STREAM : CACHEGEN_OK));
+    }
+    return n_rounds;
+}
+
 void check_legacy_destinations(kernels::device & device) {
     std::mt19937          random(4);
     const bytes           archive = encode_legacy(random, { { 1, CACHEGEN_CKG1_F16_ROWS, 32, 9, 64 },

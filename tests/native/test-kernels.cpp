@@ -146,7 +146,7 @@ TEST(legacy_pages) {
 
 TEST(legacy_damaged) {
     kernels::emulated_device device;
-    const auto               statuses = kernel_parity::compare_damaged_legacy(device, 700);
+    const auto               statuses = kernel_parity::compare_damaged_legacy(device, 600);
     kernel_parity::print(statuses);
     for (const char * status :
          { "OK", "ERR_TRUNCATED", "ERR_TRAILING", "ERR_RESERVED", "ERR_GEOMETRY", "ERR_TABLE", "ERR_STREAM" }) {
@@ -159,6 +159,12 @@ TEST(legacy_damaged) {
 TEST(legacy_truncated) {
     kernels::emulated_device device;
     printf("cut at %llu lengths\n", static_cast<unsigned long long>(kernel_parity::compare_truncated_legacy(device)));
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_edges) {
+    kernels::emulated_device device;
+    CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
     CHECK_EQ(device.n_allocations(), uint64_t(0));
 }
 
