@@ -116,6 +116,14 @@ TEST(legacy_truncated) {
     CHECK(kernel_parity::compare_truncated_legacy(device) > 500);
 }
 
+TEST(legacy_corpus) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const auto           statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+    kernel_parity::print(statuses);
+    CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+}
+
 TEST(legacy_edges) {
     const stream         own;
     kernels::cuda_device device(0, own.handle);

@@ -23,6 +23,9 @@ coverage compare_damaged_legacy(kernels::device & device, uint32_t n_rounds);
 // a small archive cut at every length: refused as by libcachegen, nothing is written; how many
 uint64_t compare_truncated_legacy(kernels::device & device);
 
+// the inputs that fuzzing of libcachegen's readers has found. Counts them by status.
+coverage compare_legacy_corpus(kernels::device & device, const char * folder);
+
 // LCG1 streams whose codes are at the edges of symbols, and the last code that there is, which is refused; how many
 uint64_t compare_legacy_edges(kernels::device & device, uint32_t n_rounds);
 

@@ -162,6 +162,15 @@ TEST(legacy_truncated) {
     CHECK_EQ(device.n_allocations(), uint64_t(0));
 }
 
+TEST(legacy_corpus) {
+    kernels::emulated_device device;
+    const auto               statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+    kernel_parity::print(statuses);
+    CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+    CHECK(statuses.size() > 3);
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
 TEST(legacy_edges) {
     kernels::emulated_device device;
     CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
