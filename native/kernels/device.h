@@ -4,6 +4,7 @@
 
 #include "decode_plan.h"
 #include "encode_plan.h"
+#include "legacy_jobs.h"
 
 namespace kernels {
 
@@ -28,7 +29,9 @@ class device {
 
     // after the upload to the device slot and the launches with it before; those of other slots can run at the same
     // time. download() and wait() come after all of them.
-    virtual void launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) = 0;
+    virtual void launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot)       = 0;
+    // the same for LCG1 and LCG2
+    virtual void launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) = 0;
 
     /*
      * Staging: parts come in slots of host memory that the device reads fast, and go to slots of its own. There are at

@@ -44,6 +44,10 @@ KC_FN void kc_sync() {
 KC_FN uint32_t kc_count_bits(uint32_t value) {
     return static_cast<uint32_t>(__popc(static_cast<int>(value)));
 }
+// 32 for zero
+KC_FN uint32_t kc_leading_zeros(uint32_t value) {
+    return static_cast<uint32_t>(__clz(static_cast<int>(value)));
+}
 KC_FN uint32_t kc_float_bits(float value) {
     return __float_as_uint(value);
 }

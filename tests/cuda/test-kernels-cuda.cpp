@@ -6,6 +6,7 @@
 #include "encoder_parity.h"
 #include "harness.h"
 #include "kernel_parity.h"
+#include "legacy_parity.h"
 
 namespace {
 
@@ -96,6 +97,62 @@ TEST(encoding_without_room) {
     const auto           counts = encoder_parity::compare_without_room(device);
     CHECK(counts.n_made > 0);
     CHECK(counts.n_without_room > 0);
+}
+
+TEST(legacy_parts) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const auto           covered = kernel_parity::compare_legacy_parts(device, 20, false);
+    kernel_parity::print(covered);
+    CHECK_EQ(covered.size(), size_t(16));
+}
+
+TEST(legacy_large_parts) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    kernel_parity::compare_legacy_parts(device, 2, true);
+}
+
+TEST(legacy_pages) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    CHECK_EQ(kernel_parity::compare_legacy_pages(device, 60), uint64_t(60));
+}
+
+TEST(legacy_damaged) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const auto           statuses = kernel_parity::compare_damaged_legacy(device, 3000);
+    kernel_parity::print(statuses);
+    CHECK(statuses.count("ERR_STREAM") > 0);
+    CHECK(statuses.count("ERR_TABLE") > 0);
+    CHECK(statuses.count("OK") > 0);
+}
+
+TEST(legacy_truncated) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    CHECK(kernel_parity::compare_truncated_legacy(device) > 500);
+}
+
+TEST(legacy_corpus) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    const auto           statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+    kernel_parity::print(statuses);
+    CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+}
+
+TEST(legacy_edges) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    CHECK_EQ(kernel_parity::compare_legacy_edges(device, 100), uint64_t(100));
+}
+
+TEST(legacy_destinations) {
+    const stream         own;
+    kernels::cuda_device device(0, own.handle);
+    kernel_parity::check_legacy_destinations(device);
 }
 
 int main(int argc, char ** argv) {

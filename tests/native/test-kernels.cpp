@@ -1,11 +1,12 @@
 // The kernels' own source, run lane by lane on the processor, beside libcachegen: every mode and type of source into
-// every type and layout; damaged archives; archives encoded from every type and layout; every call to the device made
-// to fail.
+// every type and layout; damaged archives; archives encoded from every type and layout; LCG1 and LCG2 tiles into every
+// type and layout; every call to the device made to fail.
 #include "archive_decoder.h"
 #include "cpu/emulated_device.h"
 #include "encoder_parity.h"
 #include "harness.h"
 #include "kernel_parity.h"
+#include "legacy_parity.h"
 
 namespace {
 
@@ -125,6 +126,72 @@ TEST(encoding_large_tables) {
 
 TEST(encoding_on_failing_device) {
     fail_every_call(encoder_parity::encode_one);
+}
+
+TEST(legacy_parts) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device device(order);
+        const auto               covered = kernel_parity::compare_legacy_parts(device, order == 0 ? 4 : 1, false);
+        if (order == 0) {
+            kernel_parity::print(covered);
+            CHECK_EQ(covered.size(), size_t(16));
+        }
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+        for (const uint32_t version : { 1, 2 }) {
+            CHECK(device.n_legacy_launches(version) > 0);
+        }
+    }
+}
+
+TEST(legacy_pages) {
+    for (uint32_t order = 0; order < 3; order++) {
+        kernels::emulated_device device(order);
+        CHECK_EQ(kernel_parity::compare_legacy_pages(device, 12), uint64_t(12));
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+TEST(legacy_damaged) {
+    kernels::emulated_device device;
+    const auto               statuses = kernel_parity::compare_damaged_legacy(device, 600);
+    kernel_parity::print(statuses);
+    for (const char * status :
+         { "OK", "ERR_TRUNCATED", "ERR_TRAILING", "ERR_RESERVED", "ERR_GEOMETRY", "ERR_TABLE", "ERR_STREAM" }) {
+        const harness::scope what(status);
+        CHECK(statuses.count(status) > 0);
+    }
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_truncated) {
+    kernels::emulated_device device;
+    printf("cut at %llu lengths\n", static_cast<unsigned long long>(kernel_parity::compare_truncated_legacy(device)));
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_corpus) {
+    kernels::emulated_device device;
+    const auto               statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+    kernel_parity::print(statuses);
+    CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+    CHECK(statuses.size() > 3);
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_edges) {
+    kernels::emulated_device device;
+    CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_destinations) {
+    kernels::emulated_device device;
+    kernel_parity::check_legacy_destinations(device);
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_on_failing_device) {
+    fail_every_call(kernel_parity::decode_legacy_one);
 }
 
 int main(int argc, char ** argv) {

@@ -3,6 +3,7 @@
 #include "../count_body.h"
 #include "../dispatch.h"
 #include "../gather_body.h"
+#include "../legacy_body.h"
 #include "../native_body.h"
 #include "status.h"
 
@@ -33,6 +34,14 @@ decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
 
 place_entry place_entry_of(uint32_t store) {
     return with_store(store, [](auto kind) -> place_entry { return place_kernel<decltype(kind)::value>; });
+}
+
+using legacy_entry = void (*)(const kc_thread &, const legacy_buffers &, uint32_t *, token_scratch *);
+
+legacy_entry legacy_entry_of(uint32_t version, uint32_t store) {
+    return with_store(store, [&](auto kind) -> legacy_entry {
+        return version == 1 ? legacy_kernel<1, decltype(kind)::value> : legacy_kernel<2, decltype(kind)::value>;
+    });
 }
 
 using sample_entry  = void (*)(const kc_thread &, const encode_buffers &);
@@ -155,6 +164,20 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
             lanes::run_workgroup(n_threads, w, n_workgroups, order_,
                                  [&](const kc_thread & me) { entry(me, in, span.data()); });
         }
+    }
+}
+
+void emulated_device::launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t) {
+    count("a launch");
+    n_legacy_launches_[launch.version - 1]++;
+    const uint32_t groups       = n_threads / 32;
+    const uint32_t n_workgroups = std::max(1u, (in.n_jobs + groups - 1) / groups * 2 / 3);
+    const auto     entry        = legacy_entry_of(launch.version, launch.store);
+    for (uint32_t w = 0; w < n_workgroups; w++) {
+        std::vector<uint32_t>      bounds(launch.version == 1 ? groups * stream_table_entries : 0);
+        std::vector<token_scratch> scratch(groups);
+        lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+                             [&](const kc_thread & me) { entry(me, in, bounds.data(), scratch.data()); });
     }
 }
 

@@ -25,6 +25,7 @@ class emulated_device : public device {
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override {}
     void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
+    void     launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) override;
 
     void      make_slots(uint64_t n_bytes) override;
     uint32_t  n_host_slots() const override { return 3; }
@@ -49,6 +50,7 @@ class emulated_device : public device {
     uint64_t n_calls() const { return n_calls_; }
     uint64_t n_allocations() const { return memory_.size(); }
     uint64_t n_launches(launch_kind kind) const { return n_launches_[static_cast<int>(kind)]; }
+    uint64_t n_legacy_launches(uint32_t version) const { return n_legacy_launches_[version - 1]; }
 
   private:
     void count(const char * what);
@@ -57,7 +59,8 @@ class emulated_device : public device {
     uint64_t                          shared_bytes_;
     uint64_t                          fail_at_ = 0;
     std::atomic<uint64_t>             n_calls_{ 0 };
-    uint64_t                          n_launches_[3] = {};
+    uint64_t                          n_launches_[3]        = {};
+    uint64_t                          n_legacy_launches_[2] = {};
     std::map<uint64_t, uint8_t *>     memory_;
     uint64_t                          slot_bytes_ = 0;
     std::vector<std::vector<uint8_t>> host_slots_;

@@ -58,6 +58,9 @@ KC_FN void kc_sync() {
 KC_FN uint32_t kc_count_bits(uint32_t value) {
     return static_cast<uint32_t>(__builtin_popcount(value));
 }
+KC_FN uint32_t kc_leading_zeros(uint32_t value) {
+    return value == 0 ? 32 : static_cast<uint32_t>(__builtin_clz(value));
+}
 KC_FN uint32_t kc_float_bits(float value) {
     return cachegen::float_bits(value);
 }

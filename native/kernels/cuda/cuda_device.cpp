@@ -2,6 +2,7 @@
 
 #include "decode.h"
 #include "encode.h"
+#include "legacy.h"
 #include "pinned_memory.h"
 #include "status.h"
 
@@ -292,6 +293,11 @@ void cuda_device::launch(const planned_launch & launch, const launch_buffers & i
         case launch_kind::expand: check(launch_expand(in, stream), "launching the decoder"); break;
         default: check(launch_place(in, launch.store, stream), "launching a store"); break;
     }
+}
+
+void cuda_device::launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) {
+    const current_device current(index_);
+    check(launch_legacy_decode(launch, in, max_workgroups_, ring_->work(device_slot)), "launching the decoder");
 }
 
 void cuda_device::make_slots(uint64_t n_bytes) {

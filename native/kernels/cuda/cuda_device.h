@@ -27,6 +27,7 @@ class cuda_device : public device {
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override;
     void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
+    void     launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) override;
 
     // of a workgroup that decodes, at most; 128 to 512
     void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
