@@ -297,7 +297,7 @@ void cuda_device::launch(const planned_launch & launch, const launch_buffers & i
 
 void cuda_device::launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) {
     const current_device current(index_);
-    check(launch_legacy_decode(launch, in, max_workgroups_, ring_->work(device_slot)), "launching the decoder");
+    check(launch_legacy_decode(launch, in, 8 * n_processors_, ring_->work(device_slot)), "launching the decoder");
 }
 
 void cuda_device::make_slots(uint64_t n_bytes) {
