@@ -11,6 +11,9 @@ class archive_writer {
   public:
     // options.file is used in place of write(), if the system has pwrite(); everything is the caller's and stays
     archive_writer(llama_cachegen_write_t write, void * user_data, const llama_cachegen_options & options);
+    ~archive_writer();
+    archive_writer(const archive_writer &)             = delete;
+    archive_writer & operator=(const archive_writer &) = delete;
 
     // write() may be called by several threads at a time
     bool is_concurrent() const { return file_ != nullptr; }
@@ -27,8 +30,9 @@ class archive_writer {
 
   private:
     int32_t  write_piece(uint64_t offset, const void * bytes, uint64_t n_bytes);
-    uint64_t begin();
+    uint64_t begin(uint64_t end);
     void     end(uint64_t n_bytes);
+    void     reserve(uint64_t end);
 
     const llama_cachegen_write_t write_;
     void * const                 user_data_;
@@ -36,9 +40,11 @@ class archive_writer {
     const llama_cachegen_file *  file_ = nullptr;
     const std::thread::id        caller_;
     std::atomic<int>             system_error_{ 0 };
-    std::mutex                   mutex_; // of what follows
-    uint64_t                     done_bytes_ = 0;
-    uint32_t                     n_writing_  = 0; // threads
-    int64_t                      t_begun_us_ = 0; // when the first of them began
-    int64_t                      write_us_   = 0;
+    bool                         may_reserve_ = false;
+    std::mutex                   mutex_;            // of what follows
+    uint64_t                     reserved_end_ = 0; // in the archive
+    uint64_t                     done_bytes_   = 0;
+    uint32_t                     n_writing_    = 0; // threads
+    int64_t                      t_begun_us_   = 0; // when the first of them began
+    int64_t                      write_us_     = 0;
 };

@@ -24,6 +24,7 @@
 #include <memory>
 #include <new>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 //
@@ -1726,6 +1727,10 @@ TEST(exports_to_a_file) {
             CHECK_EQ(pread(file.fd, written.data(), written.size(), begin), ssize_t(again.bytes.size()));
             written.pop_back();
             CHECK(written == again.bytes);
+            struct stat info;
+            CHECK_EQ(fstat(file.fd, &info), 0);
+            CHECK_EQ(uint64_t(info.st_size), begin + again.bytes.size());
+            CHECK(uint64_t(info.st_blocks) * 512 <= uint64_t(info.st_size) + 65536); // nothing is kept behind its end
         }
         CHECK(n_calls > 4);
         for (uint32_t at = 0; at < n_calls; ++at) {
