@@ -650,7 +650,8 @@ void llama_cachegen_import::commit() {
         page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "%zu of %zu parts of the archive were decoded", next_part,
                   parts.size());
     }
-    has_failed               = true;
+    has_failed = true;
+    page_prepare_parts(plan.parts); // while devices decode the last parts
     const int64_t t_start_us = ggml_time_us();
     for (const auto & d : decoders) {
         const int32_t status = d.procs->decoder_finish(d.decoder);

@@ -309,9 +309,10 @@ int run(const bench_options & options) {
     cuda_device    device(0, stream);
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, 0));
-    const uint32_t max_workgroups = static_cast<uint32_t>(properties.multiProcessorCount) * 8;
-    cudaEvent_t    begin          = nullptr;
-    cudaEvent_t    end            = nullptr;
+    const launch_limits of_launch = { static_cast<uint32_t>(properties.multiProcessorCount),
+                                      static_cast<uint32_t>(threads), properties.sharedMemPerBlockOptin };
+    cudaEvent_t         begin     = nullptr;
+    cudaEvent_t         end       = nullptr;
     check(cudaEventCreate(&begin));
     check(cudaEventCreate(&end));
     const uint64_t destination = device.allocate(uint64_t{ n_tokens } * n_channels * n_planes * 4);
@@ -434,7 +435,7 @@ int run(const bench_options & options) {
                     in.table    = tables[l];
                     in.values   = symbol_values[l];
                     check(launch_decode(in, all.launches[l].store, all.launches[l].n_side, in.set.n_symbols > 32,
-                                        static_cast<uint32_t>(threads), max_workgroups, stream));
+                                        of_launch, stream));
                 }
                 check(cudaEventRecord(end, stream));
                 check(cudaEventSynchronize(end));
