@@ -151,6 +151,16 @@ class Index:
             raise
         return cls(db, in_memory=False)
 
+    def copy(self) -> Index:
+        """The same in memory."""
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            self._db.backup(db)
+        except BaseException:
+            db.close()
+            raise
+        return Index(db, in_memory=True)
+
     def close(self) -> None:
         """Close it."""
         self._db.close()

@@ -329,13 +329,13 @@ def open_index(
             return index, reconcile(files, index, key, now_ns()), "opened"
         known = index.shards()
         now = {shard: files.facts(f"{SEGMENTS}/{shard}").mtime_ns for shard in _shards(files)}
-        # 0: it changed a moment before the writer last looked, and the writer noted that change. A change of this
-        # moment is one that the writer is about to note.
-        recent_ns = now_ns() - 2 * _SETTLED_NS
-        if all(known.get(shard) in (mtime_ns, 0) or mtime_ns > recent_ns for shard, mtime_ns in now.items()):
-            index.roots()
+        if known == now:
             return index, ScanReport(), "opened"
+        # a writer is at work, or was interrupted: a copy that this reader can keep up to date itself
+        copy = index.copy()
         index.close()
+        index = copy
+        return index, reconcile(files, index, key, now_ns()), "in memory"
     except (sqlite3.Error, FileNotFoundError, UnicodeError):
         if index is not None:
             index.close()
