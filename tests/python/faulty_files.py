@@ -195,7 +195,7 @@ def _apply(one: Operation, names: dict[str, int], dirs: set[str]) -> None:
 
 
 def _subsets(n: int) -> Iterator[tuple[int, ...]]:
-    """Of the names that no directory was synced for, those that came on the disk all the same: any, or any first ones."""
+    """Of the names that no directory was synced for, those that came on the disk: any of them, or any first ones."""
     if n <= MAX_SUBSETS:
         for size in range(n + 1):
             yield from itertools.combinations(range(n), size)

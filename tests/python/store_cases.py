@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from llama_cachegen.page import ComponentKind, PageComponent
 from llama_cachegen.store import CodecStamp, SaveResult, Snapshot, Store, StoreIdentity, store_identity
 from test_page_file import IDENTITY as PAGE_IDENTITY
@@ -90,6 +93,14 @@ def held(store: Store, tokens: Sequence[int], **options: Any) -> int:
     """Tokens of a prompt that the store gives, checked."""
     with store.snapshot(IDENTITY, tokens, **options) as snapshot:
         return check_snapshot(snapshot, tokens)
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A fresh directory, in memory where that is possible: these tests make thousands of files and wait for each."""
+    path = Path(tempfile.mkdtemp(prefix="llama-cachegen-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def segment_files(path: Path) -> list[Path]:

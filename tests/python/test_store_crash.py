@@ -7,10 +7,8 @@ torn or garbage; with the index as it was, older, torn, garbage or missing.
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from conftest import NATIVE_REPORTS
 from faulty_files import DATA_MODES, INDEX_MODES, Disk, QuietFiles
 from llama_cachegen.errors import MissReason
 from llama_cachegen.store import Store
-from store_cases import IDENTITY, check_snapshot, flip, held, open_store, save, segment_files
+from store_cases import IDENTITY, check_snapshot, flip, held, memory_path, open_store, save, segment_files
 
 A, B, C, D = [1] * 8, [1] * 8 + [2] * 5, [3] * 9, [1] * 8 + [4] * 6
 """B and D continue A."""
@@ -29,12 +27,7 @@ BUDGET = 14_000
 Scenario = Callable[[Path, Disk], None]
 
 
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """In memory where that is possible: nothing here waits for a disk."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-    yield path
-    shutil.rmtree(path)
+scratch = memory_path
 
 
 def recorded(path: Path, disk: Disk) -> Store:

@@ -367,6 +367,10 @@ class Index:
         ).fetchone()
         return int(n), int(n_bytes)
 
+    def is_sound(self) -> bool:
+        """Whether SQLite finds nothing wrong with the database."""
+        return [one for (one,) in self._db.execute("PRAGMA quick_check(1)")] == ["ok"]
+
     # directories
 
     def shards(self) -> dict[str, int]:

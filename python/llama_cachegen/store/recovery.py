@@ -101,7 +101,8 @@ def _read_one(files: Files, name: str, key: bytes | None, report: ScanReport) ->
     return None, 0
 
 
-def _names(files: Files, shard: str, report: ScanReport) -> Iterator[tuple[str, bytes]]:
+def segment_names(files: Files, shard: str, report: ScanReport) -> Iterator[tuple[str, bytes]]:
+    """Files of a directory that are named like segments, and their keys. The report gets the others."""
     for entry in files.list(f"{SEGMENTS}/{shard}"):
         key = key_of(entry.name)
         name = f"{SEGMENTS}/{shard}/{entry.name}"
@@ -111,7 +112,8 @@ def _names(files: Files, shard: str, report: ScanReport) -> Iterator[tuple[str, 
             yield name, key
 
 
-def _shards(files: Files) -> list[str]:
+def shards(files: Files) -> list[str]:
+    """The directories of segments there are."""
     return [entry.name for entry in files.list(SEGMENTS) if entry.is_dir and is_shard(entry.name)]
 
 
@@ -131,9 +133,9 @@ def fill(files: Files, index: Index, key: bytes | None, now_ns: int) -> ScanRepo
     times: dict[str, int] = {}
 
     def segments() -> Iterator[tuple[SegmentPrefix, int, bool]]:
-        for shard in _shards(files):
+        for shard in shards(files):
             times[shard] = _settled(files.facts(f"{SEGMENTS}/{shard}").mtime_ns, now_ns)
-            for name, segment_key in _names(files, shard, report):
+            for name, segment_key in segment_names(files, shard, report):
                 found, n_bytes = _read_one(files, name, key, report)
                 if found is not None:
                     report.n_added += 1
@@ -193,7 +195,7 @@ def reconcile(files: Files, index: Index, key: bytes | None, now_ns: int) -> Sca
     """
     report = ScanReport()
     known = index.shards()
-    present = {shard: files.facts(f"{SEGMENTS}/{shard}").mtime_ns for shard in _shards(files)}
+    present = {shard: files.facts(f"{SEGMENTS}/{shard}").mtime_ns for shard in shards(files)}
     changed = [shard for shard, mtime_ns in present.items() if known.get(shard) != mtime_ns]
     gone = sorted(known.keys() - present.keys())
     pinned = pins(files)
@@ -231,7 +233,7 @@ def _reconcile_shard(
     have = index.keys_of_shard(*_bounds(shard))
     seen = set()
     names = set()
-    for name, segment_key in _names(files, shard, report):
+    for name, segment_key in segment_names(files, shard, report):
         names.add(name)
         if segment_key in have:
             seen.add(segment_key)
@@ -288,9 +290,9 @@ def quarantine(files: Files, name: str, note: QuarantineNote) -> None:
 
 def quarantined(files: Files) -> dict[str, tuple[QuarantineNote, int]]:
     """What is put aside: by key in hexadecimal, the note and the bytes kept. Notes without a segment are not of it."""
-    names = {entry.name for entry in files.list(QUARANTINE) if entry.is_file}
+    is_file = {entry.name: entry.is_file for entry in files.list(QUARANTINE)}
     found: dict[str, tuple[QuarantineNote, int]] = {}
-    for name in sorted(names):
+    for name in sorted(is_file):
         if not name.endswith(SUFFIX):
             continue
         stem = name.removesuffix(SUFFIX)
@@ -302,7 +304,7 @@ def quarantined(files: Files) -> dict[str, tuple[QuarantineNote, int]]:
             finally:
                 files.close_file(fd)
         with contextlib.suppress(OSError):
-            found[stem] = (note, files.facts(f"{QUARANTINE}/{name}").size)
+            found[stem] = (note, files.facts(f"{QUARANTINE}/{name}").size if is_file[name] else 0)
     return found
 
 
@@ -328,7 +330,7 @@ def open_index(
         if not read_only:
             return index, reconcile(files, index, key, now_ns()), "opened"
         known = index.shards()
-        now = {shard: files.facts(f"{SEGMENTS}/{shard}").mtime_ns for shard in _shards(files)}
+        now = {shard: files.facts(f"{SEGMENTS}/{shard}").mtime_ns for shard in shards(files)}
         if known == now:
             return index, ScanReport(), "opened"
         # a writer is at work, or was interrupted: a copy that this reader can keep up to date itself

@@ -32,6 +32,7 @@ __all__ = [
     "encode_prefix",
     "payload_digest",
     "plan_segment",
+    "read_payload_digest",
     "read_prefix",
     "read_tokens",
 ]
@@ -50,6 +51,7 @@ _FLAG_KEYED = 1
 _RESERVED = bytes(32)
 _ALIGNMENT = 4096
 _MAX_PARALLEL_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 24
 
 PayloadFormat = Literal["page", "archive-page", "lcg3"]
 
@@ -182,6 +184,24 @@ def payload_digest(payload: memoryview | bytes, key: bytes | None) -> str:
     threads = blake3.blake3.AUTO if len(payload) > _MAX_PARALLEL_BYTES else 1
     hasher = blake3.blake3(max_threads=threads) if key is None else blake3.blake3(key=key, max_threads=threads)
     return str(hasher.update(payload).hexdigest())
+
+
+def read_payload_digest(prefix: SegmentPrefix, read: Callable[[int, int], bytes], key: bytes | None) -> str:
+    """The same of a segment's payload, read piece by piece; shorter than it should be if the file is.
+
+    Raises:
+        OSError: from read.
+    """
+    offset, end = prefix.plan.payload_offset, prefix.plan.file_bytes
+    threads = blake3.blake3.AUTO if prefix.payload_bytes > _MAX_PARALLEL_BYTES else 1
+    hasher = blake3.blake3(max_threads=threads) if key is None else blake3.blake3(key=key, max_threads=threads)
+    while offset < end:
+        piece = read(min(_PIECE_BYTES, end - offset), offset)
+        if not piece:
+            break
+        hasher.update(piece)
+        offset += len(piece)
+    return str(hasher.hexdigest())
 
 
 def _prefix_digest(header: bytes, rest: bytes, key: bytes | None) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import MissReason, SegmentCorruptError, StoreError
-from .segment import SegmentPrefix, payload_digest
+from .segment import SegmentPrefix, read_payload_digest
 
 __all__ = ["Miss", "Snapshot", "SnapshotPart"]
 
@@ -50,6 +50,7 @@ class SnapshotPart:
         tokens: NDArray[np.int32],
         n_tokens: int,
         fd: int,
+        read: Callable[[int, int], bytes],
         key: bytes | None,
         damaged: Callable[[SegmentCorruptError], None],
         counted: Callable[[int], None],
@@ -58,6 +59,7 @@ class SnapshotPart:
         self.tokens = tokens
         self.n_tokens = n_tokens
         self._fd = fd
+        self._read = read
         self._key = key
         self._damaged = damaged
         self._counted = counted
@@ -92,9 +94,10 @@ class SnapshotPart:
             StoreError: the snapshot is closed.
             OSError: the system cannot read them.
         """
-        payload = self._map()
+        _ = self.place
         if not self._is_verified:
-            digest = payload_digest(payload, self._key)
+            # not by way of the mapping, where an error of the disk would end the process
+            digest = read_payload_digest(self.prefix, self._read, self._key)
             if digest != self.prefix.payload_blake3:
                 error = SegmentCorruptError(
                     f"segment {self.prefix.key.hex()}: the payload has digest {digest[:12]}, its manifest says "
@@ -103,7 +106,7 @@ class SnapshotPart:
                 self._damaged(error)
                 raise error
             self._is_verified = True
-        return payload
+        return self._map()
 
     def _map(self) -> memoryview:
         fd, offset, n_bytes = self.place

@@ -51,6 +51,7 @@ from .segment import (
     read_tokens,
 )
 from .snapshot import Miss, Snapshot, SnapshotPart
+from .verify import VerifyReport, verify
 
 __all__ = ["Counters", "Lookup", "SaveResult", "Store", "StoreStats"]
 
@@ -578,7 +579,7 @@ class Store:
                 files.close_file(fd)
             raise
         part = SnapshotPart(
-            prefix, tokens, n_tokens, fd, self._key, self._damaged_part(prefix, facts), self._count_read
+            prefix, tokens, n_tokens, fd, read, self._key, self._damaged_part(prefix, facts), self._count_read
         )
         if n_tokens < step.n_tokens:
             return part, Miss(MissReason.ABSENT, "", f"{name} was replaced meanwhile", position + n_tokens)
@@ -915,7 +916,7 @@ class Store:
             )
         n_evicted = 0
         while (over := self._taken() + n_bytes - self.budget_bytes) > 0:
-            if self._quarantined:
+            if any(n_kept for _, n_kept in self._quarantined.values()):
                 self._drop_quarantined()
                 continue
             victims: list[Row] = []
@@ -962,7 +963,8 @@ class Store:
 
     def _drop_quarantined(self) -> None:
         """Remove the segment that was put aside first, and its note after it."""
-        oldest = min(self._quarantined, key=lambda stem: (self._quarantined[stem][0].when_ms, stem))
+        files = [stem for stem, (_, n_bytes) in self._quarantined.items() if n_bytes]
+        oldest = min(files, key=lambda stem: (self._quarantined[stem][0].when_ms, stem))
         for suffix in (layout.SUFFIX, ".json"):
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(f"{layout.QUARANTINE}/{oldest}{suffix}")
@@ -1155,6 +1157,31 @@ class Store:
                 free_bytes=free,
                 is_low_on_disk=free < self.min_free_bytes,
             )
+
+    # checking
+
+    def verify(
+        self,
+        *,
+        quarantine: bool = False,
+        repair: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> VerifyReport:
+        """Check every byte of every segment, and the index against the files.
+
+        Args:
+            quarantine: put damaged segments aside.
+            repair: the same; also remove what no lookup can reach, and make the index anew if it is wrong.
+            progress: progress(n_done, n_total), in segments.
+
+        Raises:
+            StoreReadOnlyError: quarantine or repair in mode "r".
+            OSError: a directory cannot be read, or the system refuses to mend.
+        """
+        with self._mutex:
+            if quarantine or repair:
+                self._writable()
+            return verify(self, quarantine=quarantine or repair, repair=repair, progress=progress)
 
     # life
 
