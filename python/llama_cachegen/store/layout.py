@@ -10,7 +10,7 @@ import blake3
 import msgspec
 
 from ..errors import StoreKeyError, StoreLayoutError, StoreMissingError, StoreVersionError
-from .files import Files
+from .files import FileEntry, Files
 from .segment import MAX_BLOCK_TOKENS
 
 __all__ = ["SEGMENTS", "StoreFile", "is_shard", "key_of", "make_layout", "open_root", "segment_name", "shard_of"]
@@ -148,12 +148,22 @@ def make_layout(files: Files, path: str, block_tokens: int, key: bytes | None) -
     return store_file
 
 
-def check_layout(files: Files, path: str) -> None:
-    """Raises StoreLayoutError unless the store's own directories are directories."""
+def check_layout(files: Files, path: str, *, create: bool) -> None:
+    """Raises StoreLayoutError unless the store's own directories are directories. Makes those that are missing."""
     have = {entry.name: entry for entry in files.list("")}
     for name in (TEMPORARY, SEGMENTS, QUARANTINE, PINS):
-        if name not in have or not have[name].is_dir:
-            raise StoreLayoutError(f"{path}/{name} is missing or no directory")
+        if name in have and not have[name].is_dir:
+            raise StoreLayoutError(f"{path}/{name} is no directory")
+        if name not in have and create:
+            files.make_dir(name)
+
+
+def list_or_none(files: Files, name: str) -> list[FileEntry]:
+    """What is in one of the store's own directories, nothing if it is missing."""
+    try:
+        return files.list(name)
+    except FileNotFoundError:
+        return []
 
 
 def check_key(store_file: StoreFile, path: str, key: bytes | None) -> None:

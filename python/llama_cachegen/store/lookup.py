@@ -39,11 +39,15 @@ def common_tokens(hashes: bytes, n_tokens: int, chain: Chain, block: int) -> int
 def _steps(index: Index, chain: Chain, block: int) -> Iterator[Step]:
     """The segments that go on from a block, as far as the prompt goes with them."""
     first = chain.full(block)
+    is_any = False
     if first is not None:
         for row in index.starting_with(first):
             n = common_tokens(row.chain, row.n_tokens, chain, block)
             if n and (row.divisible or n == row.n_tokens):
+                is_any = True
                 yield Step(row, n)
+    if is_any:
+        return  # less than a block goes less far
     most = min(chain.block_tokens - 1, chain.n_tokens - block * chain.block_tokens)
     for n in index.tail_lengths(chain.before(block), most):
         last = chain.partial(block, n)
@@ -55,7 +59,7 @@ def _steps(index: Index, chain: Chain, block: int) -> Iterator[Step]:
 def walk(index: Index, chain: Chain) -> list[Step]:
     """The segments that hold the longest known prefix of a prompt, in order.
 
-    Two looks into the index for each segment on the way and two more; each takes O(log n) of n entries.
+    One look into the index for each segment on the way and two more; each takes O(log n) of n entries.
 
     Raises:
         sqlite3.Error: the index cannot be used.

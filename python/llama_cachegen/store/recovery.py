@@ -14,7 +14,18 @@ import msgspec
 from ..errors import SegmentCorruptError, SegmentError
 from .files import FileFacts, Files, LinkError
 from .index import INDEX_NAME, Index
-from .layout import PINS, QUARANTINE, SEGMENTS, SUFFIX, TEMPORARY, is_shard, key_of, segment_name, shard_of
+from .layout import (
+    PINS,
+    QUARANTINE,
+    SEGMENTS,
+    SUFFIX,
+    TEMPORARY,
+    is_shard,
+    key_of,
+    list_or_none,
+    segment_name,
+    shard_of,
+)
 from .segment import SegmentPrefix, read_prefix
 
 __all__ = ["Found", "QuarantineNote", "ScanReport", "quarantine", "quarantined", "read_head", "rebuild", "reconcile"]
@@ -114,7 +125,7 @@ def segment_names(files: Files, shard: str, report: ScanReport) -> Iterator[tupl
 
 def shards(files: Files) -> list[str]:
     """The directories of segments there are."""
-    return [entry.name for entry in files.list(SEGMENTS) if entry.is_dir and is_shard(entry.name)]
+    return [entry.name for entry in list_or_none(files, SEGMENTS) if entry.is_dir and is_shard(entry.name)]
 
 
 def _settled(mtime_ns: int, now_ns: int) -> int:
@@ -123,7 +134,7 @@ def _settled(mtime_ns: int, now_ns: int) -> int:
 
 def pins(files: Files) -> set[bytes]:
     """Keys of the segments that are pinned."""
-    return {key for entry in files.list(PINS) if (key := key_of(entry.name)) is not None}
+    return {key for entry in list_or_none(files, PINS) if (key := key_of(entry.name)) is not None}
 
 
 def fill(files: Files, index: Index, key: bytes | None, now_ns: int) -> ScanReport:
@@ -290,7 +301,7 @@ def quarantine(files: Files, name: str, note: QuarantineNote) -> None:
 
 def quarantined(files: Files) -> dict[str, tuple[QuarantineNote, int]]:
     """What is put aside: by key in hexadecimal, the note and the bytes kept. Notes without a segment are not of it."""
-    is_file = {entry.name: entry.is_file for entry in files.list(QUARANTINE)}
+    is_file = {entry.name: entry.is_file for entry in list_or_none(files, QUARANTINE)}
     found: dict[str, tuple[QuarantineNote, int]] = {}
     for name in sorted(is_file):
         if not name.endswith(SUFFIX):

@@ -242,7 +242,7 @@ class Store:
                 self._take_lock(lock_timeout_s)
             store_file = self._read_store_file(block_tokens)
             layout.check_key(store_file, self.path, key)
-            layout.check_layout(self._files, self.path)
+            layout.check_layout(self._files, self.path, create=mode == "w")
             self.block_tokens = store_file.block_tokens
             if mode == "w":
                 layout.clean_temporary(self._files)
