@@ -254,15 +254,19 @@ def info(as_json: bool) -> None:
 @click.option("--entries", "n_entries", default=bench_store.N_ENTRIES, show_default=True, type=click.IntRange(1))
 @click.option("--tokens", "n_tokens", default=bench_store.N_PROMPT_TOKENS, show_default=True, type=click.IntRange(1))
 @click.option("--rounds", "n_rounds", default=bench_store.N_ROUNDS, show_default=True, type=click.IntRange(1))
+@click.option("--lookups", "n_lookups", default=bench_store.N_LOOKUPS, show_default=True, type=click.IntRange(1))
 @click.option("--directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="where to make it")
 @_json_option
-def bench_a_store(n_entries: int, n_tokens: int, n_rounds: int, directory: Path | None, as_json: bool) -> None:
+def bench_a_store(
+    n_entries: int, n_tokens: int, n_rounds: int, n_lookups: int, directory: Path | None, as_json: bool
+) -> None:
     """Opening, indexing and asking a store of many entries, made for it and removed after it."""
     console = Console(stderr=True)
     result = bench_store.run(
         n_entries=n_entries,
         n_prompt_tokens=n_tokens,
         n_rounds=n_rounds,
+        n_lookups=n_lookups,
         directory=directory,
         progress=lambda text: console.print(f"[dim]{text}[/dim]"),
     )
@@ -282,6 +286,7 @@ def bench_a_store(n_entries: int, n_tokens: int, n_rounds: int, directory: Path 
         "open for writing, with index": result["open_write_ms"],
         "open for reading, with index": result["open_read_ms"],
         f"make the index ({result['rebuild_segments_per_s']:,.0f} segments/s)": result["rebuild_ms"],
+        "make the index, processor time": result["rebuild_cpu_ms"],
         **{f"look up: {name}": row for name, row in result["lookup_ms"].items()},
     }
     for name, row in cases.items():

@@ -116,7 +116,20 @@ def test_a_command_makes_no_store(tmp_path: Path) -> None:
 
 def test_bench(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        cli, ["bench", "store", "--entries", "200", "--rounds", "1", "--directory", str(tmp_path), "--json"]
+        cli,
+        [
+            "bench",
+            "store",
+            "--entries",
+            "200",
+            "--rounds",
+            "1",
+            "--lookups",
+            "20",
+            "--directory",
+            str(tmp_path),
+            "--json",
+        ],
     )
     assert result.exit_code == 0, result.exception
     facts = json.loads(result.stdout)

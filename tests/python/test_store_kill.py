@@ -1,7 +1,7 @@
 """A writer killed again and again: what it said was saved is there.
 
-12 kills by default; LLAMA_CACHEGEN_STORE_KILLS sets another number. The writer notes in a file of its own what it is about
-to save and what was saved; a kill may come at any time between.
+12 kills by default; LLAMA_CACHEGEN_STORE_KILLS sets another number. The writer notes in a file of its own what it is
+about to save and what was saved; a kill may come at any time between.
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ class StoreMachine(RuleBasedStateMachine):
         file = data.draw(st.sampled_from(segment_files(self.path)))
         flip(file, data.draw(st.integers(128, file.stat().st_size - 1)))
         self.saved.clear()
-        kinds = {finding.kind for finding in self.store.verify(repair=data.draw(st.booleans())).findings}
-        assert "damaged" in kinds
+        how = data.draw(st.sampled_from(["quarantine", "repair"]))
+        found = {finding.kind: finding.action for finding in self.store.verify(**{how: True}).findings}
+        assert found["damaged"] == "quarantined" and not file.exists()
+        assert found.get("orphan", "") == ("removed" if how == "repair" and "orphan" in found else "")
 
     @rule(n_bytes=st.integers(0, 40_000))
     def prune(self, n_bytes: int) -> None:

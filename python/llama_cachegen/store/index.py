@@ -42,6 +42,7 @@ _INDEXES = """
 CREATE UNIQUE INDEX by_key ON segments(key);
 CREATE INDEX by_first ON segments(first);
 CREATE INDEX by_use ON segments(is_orphan DESC, used_ms, pos_begin DESC);
+CREATE INDEX by_pin ON segments(is_pinned) WHERE is_pinned;
 CREATE INDEX by_tail ON segments(parent, n_tokens) WHERE is_tail;
 UPDATE segments SET parent_key = parent, is_orphan = 0
     WHERE is_orphan AND EXISTS (SELECT 1 FROM segments AS before WHERE before.key = segments.parent);
@@ -360,7 +361,9 @@ class Index:
 
     def last_used_ms(self) -> int:
         """The latest use, 0 if there is none."""
-        return int(self._db.execute("SELECT max(used_ms) FROM segments").fetchone()[0] or 0)
+        latest = "(SELECT used_ms FROM segments WHERE is_orphan = {} ORDER BY used_ms DESC LIMIT 1)"
+        found = self._db.execute(f"SELECT {latest.format(0)}, {latest.format(1)}").fetchone()
+        return max(int(value or 0) for value in found)
 
     def totals(self) -> tuple[int, int]:
         """Segments, and bytes of their files together with those of files that are kept but not read."""
