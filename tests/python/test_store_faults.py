@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +397,39 @@ def test_the_layer_fails_as_told(tmp_path: Path) -> None:
     files.list("")
     files.close()
     assert payload_of([1])[:4] == b"LCG3" and EXACT.is_exact
+
+
+def test_a_small_disk(tmp_path: Path) -> None:
+    """A file system of 256 KiB, really full: what was saved stays, and there is room again after eviction."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from store_cases import *
+        from llama_cachegen.errors import StoreLowDiskError
+        if os.system("mount -t tmpfs -o size=256k,mode=700 tmpfs {mount} 2>/dev/null") != 0:
+            sys.exit(77)
+        with open_store(Path({str(mount)!r}, "s")) as store:
+            saved = []
+            while True:
+                tokens = [len(saved)] * 9
+                try:
+                    save(store, tokens, n_bytes=9000)
+                except StoreLowDiskError:
+                    break
+                saved.append(tokens)
+            assert len(saved) > 5
+            assert all(held(store, one) == 9 for one in saved) and held(store, tokens) == 0
+            assert list(Path(store.path, "tmp").iterdir()) == []
+            store.prune(store.stats().n_bytes // 2)
+            save(store, tokens, n_bytes=9000)
+        with open_store(Path({str(mount)!r}, "s")) as store:
+            assert held(store, tokens) == 9 and store.verify().ok
+        """
+    )
+    result = subprocess.run(["unshare", "-rm", sys.executable, "-c", script], capture_output=True, text=True)
+    if result.returncode == 77 or "unshare" in result.stderr:
+        pytest.skip("no mount namespaces here")
+    assert result.returncode == 0, result.stderr

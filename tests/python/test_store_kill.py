@@ -1,6 +1,6 @@
 """A writer killed again and again: what it said was saved is there.
 
-12 kills by default; LLAMA_CACHEGEN_STORE_KILLS sets another number. The writer notes in a file of its own what it is
+6 kills by default; LLAMA_CACHEGEN_STORE_KILLS sets another number. The writer notes in a file of its own what it is
 about to save and what was saved; a kill may come at any time between.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import store_cases
 from store_cases import held, open_store
 
-N_KILLS = int(os.environ.get("LLAMA_CACHEGEN_STORE_KILLS", "12"))
+N_KILLS = int(os.environ.get("LLAMA_CACHEGEN_STORE_KILLS", "6"))
 BUDGET = 200_000
 tmp_path = store_cases.memory_path
 

@@ -7,10 +7,11 @@ docs/formats/store-segment.md what is in a file.
 from __future__ import annotations
 
 from .identity import Adapter, CodecStamp, ComponentGroup, StoreIdentity, component_groups, store_identity
+from .reports import Counters, Lookup, SaveResult, StoreStats
 from .segment import MeasuredError
 from .sizes import format_size, parse_size
 from .snapshot import Miss, Snapshot, SnapshotPart
-from .store import Counters, Lookup, SaveResult, Store, StoreStats
+from .store import Store
 
 __all__ = [
     "Adapter",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import logging
 import os
@@ -20,12 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import (
-    MissReason,
-    SegmentCorruptError,
     SegmentError,
     StoreChainError,
     StoreError,
-    StoreFullError,
     StoreLayoutError,
     StoreLockedError,
     StoreLowDiskError,
@@ -33,11 +29,15 @@ from ..errors import (
     StoreReadOnlyError,
 )
 from . import layout, recovery
-from .chain import DEFAULT_BLOCK_TOKENS, HASH_BYTES, Chain, context_hash, token_bytes
+from .chain import DEFAULT_BLOCK_TOKENS, HASH_BYTES, Chain, context_hash, root_hash, token_bytes
+from .explain import explain
 from .files import FileFacts, Files, LinkError
-from .identity import CodecStamp, StoreIdentity, first_codec_difference, first_difference
+from .identity import CodecStamp, StoreIdentity
 from .index import Index, Root, Row
-from .lookup import Step, common_tokens, continue_at, walk
+from .lookup import continue_at, walk
+from .parts import open_part, verify_part
+from .reports import Counters, Found, Lookup, SaveResult, StoreStats
+from .room import choose, make_room, remove_rows, taken
 from .segment import (
     MAX_BLOCK_TOKENS,
     Manifest,
@@ -48,7 +48,6 @@ from .segment import (
     encode_prefix,
     payload_digest,
     read_prefix,
-    read_tokens,
 )
 from .snapshot import Miss, Snapshot, SnapshotPart
 from .verify import VerifyReport, verify
@@ -58,127 +57,10 @@ __all__ = ["Counters", "Lookup", "SaveResult", "Store", "StoreStats"]
 DEFAULT_BUDGET_BYTES = 32 << 30
 DEFAULT_MIN_FREE_BYTES = 1 << 30
 _MAX_UNNOTED_USES = 1024
-_MAX_COMPARED = 64
-"""Entries whose tokens `why_miss` reads to find the one that goes furthest."""
-
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
-
-
-@dataclasses.dataclass
-class Counters:
-    """What a store did since it was opened.
-
-    Attributes:
-        n_saves, n_present, n_hits, n_partial, n_misses: saves that wrote and that found all there; snapshots of all,
-            of some and of none of a prompt.
-        payload_bytes_saved, bytes_written: bytes given to be saved, and bytes of the files written for them.
-        payload_bytes_read: payloads mapped for reading.
-        n_evicted, bytes_evicted, n_evicted_never_read, bytes_evicted_never_read: segments removed for want of room.
-        n_quarantined: segments found damaged and put aside.
-        n_unreadable: segments that the system refused to read, kept.
-        n_refused: saves refused for want of room or disk.
-        n_index_failures: times the index could not be used and was made anew.
-    """
-
-    n_saves: int = 0
-    n_present: int = 0
-    n_hits: int = 0
-    n_partial: int = 0
-    n_misses: int = 0
-    payload_bytes_saved: int = 0
-    bytes_written: int = 0
-    payload_bytes_read: int = 0
-    n_evicted: int = 0
-    bytes_evicted: int = 0
-    n_evicted_never_read: int = 0
-    bytes_evicted_never_read: int = 0
-    n_quarantined: int = 0
-    n_unreadable: int = 0
-    n_refused: int = 0
-    n_index_failures: int = 0
-
-    @property
-    def write_amplification(self) -> float | None:
-        """Bytes written for each byte that was to be saved; None before the first save."""
-        return self.bytes_written / self.payload_bytes_saved if self.payload_bytes_saved else None
-
-    @property
-    def written_per_read(self) -> float | None:
-        """Payload bytes saved for each byte read; None before the first read."""
-        return self.payload_bytes_saved / self.payload_bytes_read if self.payload_bytes_read else None
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreStats:
-    """What a store holds.
-
-    Attributes:
-        n_segments, n_bytes: segments; bytes of their files and of others that are kept beside them.
-        n_never_read, bytes_never_read: of them, those that were not read since they were saved.
-        n_pinned: segments that are never evicted.
-        n_quarantined, bytes_quarantined: damaged ones, put aside; they count towards the budget.
-        budget_bytes, min_free_bytes: limits; see `Store`.
-        free_bytes: of the disk.
-        is_low_on_disk: nothing is saved until more of the disk is free.
-    """
-
-    n_segments: int
-    n_bytes: int
-    n_never_read: int
-    bytes_never_read: int
-    n_pinned: int
-    n_quarantined: int
-    bytes_quarantined: int
-    budget_bytes: int
-    min_free_bytes: int
-    free_bytes: int
-    is_low_on_disk: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class SaveResult:
-    """A save.
-
-    Attributes:
-        key: name of the segment, hexadecimal.
-        written: False if the store had all of it.
-        file_bytes: of the segment.
-        n_evicted: segments removed to make room.
-    """
-
-    key: str
-    written: bool
-    file_bytes: int
-    n_evicted: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup:
-    """What the index knows of a prompt. The segments themselves have not been read.
-
-    Attributes:
-        n_tokens: tokens of the prompt, from the first on, that the store has.
-        keys: of the segments that hold them, hexadecimal, in order.
-        codec: theirs; None if there is none.
-    """
-
-    n_tokens: int
-    keys: tuple[str, ...]
-    codec: CodecStamp | None
-
-
-@dataclasses.dataclass
-class _Found:
-    steps: list[Step]
-    chain: Chain | None = None
-    root: Root | None = None
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(step.n_tokens for step in self.steps)
 
 
 class Store:
@@ -400,14 +282,14 @@ class Store:
             return sorted(roots, key=lambda root: order.index(root.codec))
         return sorted(roots, key=lambda root: (not root.codec.is_exact, root.id))
 
-    def _find(self, identity: StoreIdentity, tokens: bytes, lossy: bool, codecs: Sequence[CodecStamp] | None) -> _Found:
+    def _find(self, identity: StoreIdentity, tokens: bytes, lossy: bool, codecs: Sequence[CodecStamp] | None) -> Found:
         self._refresh()
 
-        def question(index: Index) -> _Found:
-            best = _Found([])
+        def question(index: Index) -> Found:
+            best = Found([])
             for root in self._roots_for(index, identity, lossy, codecs):
                 chain = self._chain(root.root, tokens)
-                found = _Found(walk(index, chain), chain, root)
+                found = Found(walk(index, chain), chain, root)
                 if best.root is None or found.n_tokens > best.n_tokens:
                     best = found
             return best
@@ -488,18 +370,18 @@ class Store:
                 block = 0
                 for step in found.steps:
                     assert found.chain is not None
-                    part, miss = self._open_part(step, found.chain, block)
+                    part, miss = open_part(self, step, found.chain, block)
                     if part is not None:
                         parts.append(part)
                         if verify:
-                            miss = self._verify_part(part)
+                            miss = verify_part(self, part)
                             if miss is not None:
                                 parts.pop().close()
                         block += part.n_tokens // self.block_tokens
                     if miss is not None:
                         break
                 if miss is None and sum(part.n_tokens for part in parts) < len(data) // 4:
-                    miss = self._explain(identity, data, lossy, codecs, found)
+                    miss = explain(self, identity, data, lossy, codecs, found)
             except BaseException:
                 for part in parts:
                     part.close()
@@ -517,84 +399,8 @@ class Store:
                     self._note_uses()
             return Snapshot(parts, miss)
 
-    def _verify_part(self, part: SnapshotPart) -> Miss | None:
-        try:
-            part.payload  # noqa: B018
-        except SegmentCorruptError as error:
-            return Miss(MissReason.DAMAGED, "", str(error), part.pos_begin)
-        except (OSError, MemoryError) as error:
-            self.counters.n_unreadable += 1
-            return Miss(MissReason.UNREADABLE, "", f"{error}; the segment is kept", part.pos_begin)
-        return None
-
-    def _open_part(self, step: Step, chain: Chain, block: int) -> tuple[SnapshotPart | None, Miss | None]:
-        """Open a segment and check all but its payload."""
-        key = step.row.key
-        name = layout.segment_name(key)
-        position = block * self.block_tokens
-        files = self._files
-        fd = -1
-        try:
-            fd = files.open_read(name)
-            facts = files.facts_of(fd)
-            broken = self._broken.get(key)
-            if broken is not None and broken[0] == facts:
-                raise SegmentCorruptError(broken[1])
-
-            def read(n_bytes: int, offset: int) -> bytes:
-                return files.read(fd, n_bytes, offset)
-
-            prefix = read_prefix(read, facts.size, self._key, name)
-            recovery.check_name(prefix, name)
-            tokens = read_tokens(prefix, read, self._key, name)
-            n_tokens = min(step.n_tokens, common_tokens(prefix.chain, prefix.n_tokens, chain, block))
-            if (
-                prefix.parent != chain.before(block)
-                or n_tokens == 0
-                or not (prefix.divisible or n_tokens == prefix.n_tokens)
-            ):
-                # another segment took the name since the index was asked
-                files.close_file(fd)
-                return None, Miss(MissReason.ABSENT, "", f"{name} was replaced meanwhile", position)
-        except (SegmentCorruptError, LinkError) as error:
-            broken_facts = None
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    broken_facts = files.facts_of(fd)
-                files.close_file(fd)
-            self._damaged(key, broken_facts, str(error), step.row.chain[:HASH_BYTES])
-            return None, Miss(MissReason.DAMAGED, "", str(error), position)
-        except FileNotFoundError:
-            if self.mode == "w":
-                with self._changing() as index:
-                    index.remove(key)
-            return None, Miss(MissReason.ABSENT, "", f"{name} is gone", position)
-        except (OSError, MemoryError, SegmentError) as error:
-            if fd >= 0:
-                files.close_file(fd)
-            self.counters.n_unreadable += 1
-            return None, Miss(MissReason.UNREADABLE, "", f"{name}: {error}; the segment is kept", position)
-        except BaseException:
-            if fd >= 0:
-                files.close_file(fd)
-            raise
-        part = SnapshotPart(
-            prefix, tokens, n_tokens, fd, read, self._key, self._damaged_part(prefix, facts), self._count_read
-        )
-        if n_tokens < step.n_tokens:
-            return part, Miss(MissReason.ABSENT, "", f"{name} was replaced meanwhile", position + n_tokens)
-        return part, None
-
     def _count_read(self, n_bytes: int) -> None:
         self.counters.payload_bytes_read += n_bytes
-
-    def _damaged_part(self, prefix: SegmentPrefix, facts: FileFacts) -> Callable[[SegmentCorruptError], None]:
-        def damaged(error: SegmentCorruptError) -> None:
-            with self._mutex:
-                if self._index is not None:
-                    self._damaged(prefix.key, facts, str(error), prefix.first)
-
-        return damaged
 
     def _damaged(self, key: bytes, facts: FileFacts | None, why: str, first: bytes) -> None:
         """Put a damaged segment aside; where that is not possible, remember it so that it is not read again."""
@@ -637,127 +443,7 @@ class Store:
             found = self._find(identity, data, lossy, codecs)
             if found.n_tokens == len(data) // 4 and found.steps:
                 return None
-            return self._explain(identity, data, lossy, codecs, found)
-
-    def _explain(
-        self,
-        identity: StoreIdentity,
-        tokens: bytes,
-        lossy: bool,
-        codecs: Sequence[CodecStamp] | None,
-        found: _Found,
-    ) -> Miss:
-        roots: list[Root] = list(self._asking(lambda index: list(index.roots().values())))
-        live = self._asking(lambda index: [root for root in roots if index.beginnings(root.id, 1)])
-        aside = self._explain_quarantine(identity, tokens, roots, found)
-        if aside is not None:
-            return aside
-        if found.root is not None and found.chain is not None:
-            return self._explain_tokens(found, tokens)
-        if not live:
-            return Miss(MissReason.ABSENT, "", "the store holds no entry at all", 0)
-        same = [root for root in live if first_difference(root.identity, identity) is None]
-        if same:
-            return self._explain_codec(same, lossy, codecs)
-        nearest = max(
-            (one for root in live if (one := first_difference(root.identity, identity)) is not None),
-            key=lambda difference: difference.rank,
-        )
-        return Miss(nearest.reason, nearest.field, nearest.detail, 0)
-
-    def _explain_codec(self, same: list[Root], lossy: bool, codecs: Sequence[CodecStamp] | None) -> Miss:
-        allowed = [root for root in same if root.block_tokens == self.block_tokens]
-        if not allowed:
-            return Miss(
-                MissReason.ABSENT, "block_tokens", f"all entries have blocks of {same[0].block_tokens} tokens", 0
-            )
-        have = ", ".join(root.codec.title for root in allowed)
-        if not lossy and not any(root.codec.is_exact for root in allowed):
-            return Miss(
-                MissReason.EXACTNESS, "entry_class", f"all entries are lossy ({have}), an exact one was asked for", 0
-            )
-        differences = [
-            difference
-            for root in allowed
-            for asked in codecs or ()
-            if (difference := first_codec_difference(root.codec, asked)) is not None
-        ]
-        if not differences:
-            return Miss(MissReason.CODEC, "codec", f"the entries are {have}; none of these was asked for", 0)
-        nearest = max(differences, key=lambda difference: difference.rank)
-        return Miss(nearest.reason, nearest.field, nearest.detail, 0)
-
-    def _explain_quarantine(
-        self, identity: StoreIdentity, tokens: bytes, roots: list[Root], found: _Found
-    ) -> Miss | None:
-        if not self._quarantined and not self._broken:
-            return None
-        context = context_hash(identity, self._key)
-        for root in roots:
-            if root.context != context or root.block_tokens != self.block_tokens:
-                continue
-            chain = self._chain(root.root, tokens)
-            hashes = {value.hex(): i for i, value in enumerate(chain.hashes())}
-            for note, _ in self._quarantined.values():
-                place = hashes.get(note.first, hashes.get(note.key))
-                if place is not None and place * self.block_tokens >= found.n_tokens - self.block_tokens:
-                    detail = f"the segment was put aside: {note.reason}"
-                    return Miss(MissReason.DAMAGED, "", detail, found.n_tokens)
-        return None
-
-    def _explain_tokens(self, found: _Found, tokens: bytes) -> Miss:
-        """The first token that differs from the entry that goes furthest, among the entries used last."""
-        assert found.root is not None and found.chain is not None
-        asked = np.frombuffer(tokens, dtype="<i4")
-        position, last = continue_at(found.steps, self.block_tokens)
-        root, before = found.root, found.chain.before(position // self.block_tokens)
-
-        def candidates(index: Index) -> list[Row]:
-            if last is None:
-                return index.beginnings(root.id, _MAX_COMPARED)
-            rows = [last]
-            for key in index.children_of(last.key)[:_MAX_COMPARED]:
-                row = index.get(key)
-                if row is not None and row.parent == before:
-                    rows.append(row)
-            return rows
-
-        best: tuple[int, Miss] | None = None
-        for row in self._asking(candidates):
-            with contextlib.suppress(OSError, SegmentError):
-                have = self._tokens_of(row)
-                want = asked[row.pos_begin : row.pos_begin + len(have)]
-                differs = np.flatnonzero(have[: len(want)] != want)
-                at = row.pos_begin + (int(differs[0]) if differs.size else len(want))
-                if best is not None and best[0] >= at:
-                    continue
-                if differs.size:
-                    expected, actual = int(asked[at]), int(have[at - row.pos_begin])
-                    detail = f"token {at} is {expected} in the prompt and {actual} in the entry that goes furthest"
-                elif at < len(asked):
-                    detail = f"the store's entry that goes furthest ends at token {at}, the prompt has {len(asked)}"
-                else:
-                    detail = (
-                        f"the prompt ends at token {at}, within a block or a segment that can be used as a whole only"
-                    )
-                best = (at, Miss(MissReason.TOKENS, "tokens", detail, found.n_tokens))
-        if best is None:
-            return Miss(MissReason.ABSENT, "tokens", f"no entry goes on after token {found.n_tokens}", found.n_tokens)
-        return best[1]
-
-    def _tokens_of(self, row: Row) -> NDArray[np.int32]:
-        name = layout.segment_name(row.key)
-        files = self._files
-        fd = files.open_read(name)
-        try:
-
-            def read(n_bytes: int, offset: int) -> bytes:
-                return files.read(fd, n_bytes, offset)
-
-            prefix = read_prefix(read, files.facts_of(fd).size, self._key, name)
-            return read_tokens(prefix, read, self._key, name)
-        finally:
-            files.close_file(fd)
+            return explain(self, identity, data, lossy, codecs, found)
 
     # save
 
@@ -828,7 +514,7 @@ class Store:
             )
             prefix = encode_prefix(manifest, data[4 * pos_begin :], self._key)
             file_bytes = len(prefix) + view.nbytes
-            n_evicted = self._make_room(file_bytes, {step.row.key for step in found.steps})
+            n_evicted = make_room(self, file_bytes, {step.row.key for step in found.steps})
             self._check_disk(file_bytes)
             self._publish(manifest, prefix, view)
             self.counters.n_saves += 1
@@ -866,8 +552,6 @@ class Store:
         )
 
     def _root(self, identity: StoreIdentity, codec: CodecStamp) -> bytes:
-        from .chain import root_hash
-
         return root_hash(context_hash(identity, self._key), codec, self.block_tokens, self._key)
 
     def _publish(self, manifest: Manifest, prefix: bytes, payload: memoryview) -> None:
@@ -903,74 +587,6 @@ class Store:
 
     # room
 
-    def _taken(self) -> int:
-        aside = sum(n_bytes for _, n_bytes in self._quarantined.values())
-        return int(self._asking(lambda index: index.totals())[1]) + aside
-
-    def _make_room(self, n_bytes: int, keep: set[bytes]) -> int:
-        """Remove segments until so many bytes fit into the budget. Returns how many."""
-        if n_bytes > self.budget_bytes:
-            self.counters.n_refused += 1
-            raise StoreFullError(
-                f"the entry takes {n_bytes} bytes, the budget of the whole store is {self.budget_bytes}"
-            )
-        n_evicted = 0
-        while (over := self._taken() + n_bytes - self.budget_bytes) > 0:
-            if any(n_kept for _, n_kept in self._quarantined.values()):
-                self._drop_quarantined()
-                continue
-            victims: list[Row] = []
-            for row in self._asking(lambda index: index.victims()):
-                if row.key in keep:
-                    continue
-                victims.append(row)
-                over -= row.file_bytes
-                if over <= 0:
-                    break
-            if not victims:
-                self.counters.n_refused += 1
-                raise StoreFullError(
-                    f"{n_bytes} bytes do not fit into the budget of {self.budget_bytes}: what is left is pinned, or "
-                    "what the entry continues"
-                )
-            self._remove(victims)
-            n_evicted += len(victims)
-            for row in victims:
-                self.counters.n_evicted += 1
-                self.counters.bytes_evicted += row.file_bytes
-                if row.used_ms <= row.created_ms:
-                    self.counters.n_evicted_never_read += 1
-                    self.counters.bytes_evicted_never_read += row.file_bytes
-        return n_evicted
-
-    def _remove(self, rows: Sequence[Row]) -> None:
-        """Remove segments, in this order: children before what they continue."""
-        files = self._files
-        shards: dict[str, None] = {}
-        for row in rows:
-            with contextlib.suppress(FileNotFoundError):
-                files.remove(layout.segment_name(row.key))
-            shards[layout.shard_of(row.key)] = None
-        for shard in shards:
-            files.sync_dir(f"{layout.SEGMENTS}/{shard}")
-        for row in rows:
-            self._uses.pop(row.key, None)
-        with self._changing() as index:
-            for row in rows:
-                index.remove(row.key)
-            for shard in shards:
-                index.set_shard(shard, 0)
-
-    def _drop_quarantined(self) -> None:
-        """Remove the segment that was put aside first, and its note after it."""
-        files = [stem for stem, (_, n_bytes) in self._quarantined.items() if n_bytes]
-        oldest = min(files, key=lambda stem: (self._quarantined[stem][0].when_ms, stem))
-        for suffix in (layout.SUFFIX, ".json"):
-            with contextlib.suppress(FileNotFoundError):
-                self._files.remove(f"{layout.QUARANTINE}/{oldest}{suffix}")
-        self._files.sync_dir(layout.QUARANTINE)
-        self._quarantined = recovery.quarantined(self._files)
-
     def _note_uses(self) -> None:
         """Write down what was read, in the index and as the files' times. Only the order of eviction depends on it."""
         if not self._uses or self.mode == "r":
@@ -999,31 +615,9 @@ class Store:
             if not dry_run:
                 self._writable()
                 self._note_uses()
-            removed: list[Row] = []
-            gone: set[bytes] = set()
-            over = self._taken() - target_bytes
-            rows = list(self._asking(lambda index: list(index.rows())))
-            children: dict[bytes, int] = {}
-            for row in rows:
-                if row.parent_key is not None:
-                    children[row.parent_key] = children.get(row.parent_key, 0) + 1
-            rows.sort(key=lambda row: (not row.is_orphan, row.used_ms, -row.pos_begin))
-            is_changed = True
-            while over > 0 and is_changed:
-                is_changed = False
-                for row in rows:
-                    if over <= 0:
-                        break
-                    if row.key in gone or row.is_pinned or children.get(row.key):
-                        continue
-                    gone.add(row.key)
-                    removed.append(row)
-                    over -= row.file_bytes
-                    is_changed = True
-                    if row.parent_key is not None:
-                        children[row.parent_key] -= 1
+            removed = choose(self._asking(lambda index: list(index.rows())), taken(self) - target_bytes)
             if removed and not dry_run:
-                self._remove(removed)
+                remove_rows(self, removed)
             return removed
 
     def remove(self, key: str, *, dry_run: bool = False) -> list[Row]:
@@ -1047,7 +641,7 @@ class Store:
             rows += self._asking(lambda index: index.descendants_of(rows[0].key))
             rows.reverse()
             if not dry_run:
-                self._remove(rows)
+                remove_rows(self, rows)
             return rows
 
     def pin(self, key: str) -> None:

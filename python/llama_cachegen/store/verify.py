@@ -12,6 +12,7 @@ from ..errors import SegmentCorruptError, SegmentError
 from . import layout, recovery
 from .files import LinkError
 from .index import INDEX_NAME, Row
+from .room import remove_rows
 from .segment import read_payload_digest, read_prefix, read_tokens
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _check_orphans(store: Store, repair: bool) -> list[Finding]:
         if row.is_orphan:
             lost += [row, *index.descendants_of(row.key)]
     if repair and lost:
-        store._remove(lost[::-1])
+        remove_rows(store, lost[::-1])
     return [
         Finding(
             "orphan",
