@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 from faulty_files import FailingFiles, failing
 from llama_cachegen.errors import MissReason, SegmentCorruptError, StoreError, StoreLowDiskError, StoreReadOnlyError
 from llama_cachegen.store import Store
+from llama_cachegen.store.index import Index
 from store_cases import (
     EXACT,
     IDENTITY,
@@ -224,6 +226,33 @@ def test_a_damaged_index_loses_nothing(saved: Path, damage: str, mode: str) -> N
         for tokens in (PARENT, CHILD, OTHER):
             assert held(store, tokens) == len(tokens)
         assert store.stats().n_segments == 3
+
+
+@pytest.mark.parametrize("what", ["begin", "commit", "add", "garbage", "gone"])
+def test_an_index_that_fails_while_it_is_used(saved: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that is on the disk is not undone by the cache of it."""
+    with open_store(saved) as store:
+        if what == "garbage":
+            (saved / "index.sqlite").write_bytes(os.urandom(1 << 17))
+        elif what == "gone":
+            (saved / "index.sqlite").unlink()
+        else:
+            whole = getattr(Index, what)
+            fails = iter([True])
+
+            def failing_once(index: Index, *args: Any, **kwargs: Any) -> Any:
+                if next(fails, False):
+                    raise sqlite3.OperationalError("disk I/O error")
+                return whole(index, *args, **kwargs)
+
+            monkeypatch.setattr(Index, what, failing_once)
+        assert save(store, [7] * 9).written
+        for tokens in (PARENT, CHILD, OTHER, [7] * 9):
+            assert held(store, tokens) == len(tokens)
+        assert store.counters.n_index_failures == 1
+    with open_store(saved) as store:
+        assert store.stats().n_segments == 4 and store.verify().ok
+        assert held(store, [7] * 9) == 9
 
 
 def test_files_that_come_and_go(saved: Path, tmp_path: Path) -> None:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-_MAX_COMPARED = 64
-"""Entries whose tokens are read to find the one that goes furthest."""
-
 
 def explain(
     store: Store,
@@ -35,6 +32,8 @@ def explain(
     lossy: bool,
     codecs: Sequence[CodecStamp] | None,
     found: Found,
+    *,
+    n_compared: int,
 ) -> Miss:
     """Why a store has no more of a prompt than was found. The caller holds the store's mutex."""
     roots: list[Root] = list(store._asking(lambda index: list(index.roots().values())))
@@ -43,7 +42,7 @@ def explain(
     if aside is not None:
         return aside
     if found.root is not None and found.chain is not None:
-        return _explain_tokens(store, found, tokens)
+        return _explain_tokens(store, found, tokens, n_compared)
     if not live:
         return Miss(MissReason.ABSENT, "", "the store holds no entry at all", 0)
     same = [root for root in live if first_difference(root.identity, identity) is None]
@@ -96,7 +95,7 @@ def _explain_quarantine(
     return None
 
 
-def _explain_tokens(store: Store, found: Found, tokens: bytes) -> Miss:
+def _explain_tokens(store: Store, found: Found, tokens: bytes, n_compared: int) -> Miss:
     """The first token that differs from the entry that goes furthest, among the entries used last."""
     assert found.root is not None and found.chain is not None
     asked = np.frombuffer(tokens, dtype="<i4")
@@ -105,9 +104,9 @@ def _explain_tokens(store: Store, found: Found, tokens: bytes) -> Miss:
 
     def candidates(index: Index) -> list[Row]:
         if last is None:
-            return index.beginnings(root.id, _MAX_COMPARED)
+            return index.beginnings(root.id, n_compared)
         rows = [last]
-        for key in index.children_of(last.key)[:_MAX_COMPARED]:
+        for key in index.children_of(last.key)[:n_compared]:
             row = index.get(key)
             if row is not None and row.parent == before:
                 rows.append(row)

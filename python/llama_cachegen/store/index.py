@@ -42,6 +42,7 @@ _INDEXES = """
 CREATE UNIQUE INDEX by_key ON segments(key);
 CREATE INDEX by_first ON segments(first);
 CREATE INDEX by_use ON segments(is_orphan DESC, used_ms, pos_begin DESC);
+CREATE INDEX by_beginning ON segments(root_id, used_ms) WHERE pos_begin = 0;
 CREATE INDEX by_pin ON segments(is_pinned) WHERE is_pinned;
 CREATE INDEX by_tail ON segments(parent, n_tokens) WHERE is_tail;
 UPDATE segments SET parent_key = parent, is_orphan = 0

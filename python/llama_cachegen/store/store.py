@@ -57,6 +57,9 @@ __all__ = ["Counters", "Lookup", "SaveResult", "Store", "StoreStats"]
 DEFAULT_BUDGET_BYTES = 32 << 30
 DEFAULT_MIN_FREE_BYTES = 1 << 30
 _MAX_UNNOTED_USES = 1024
+_MAX_COMPARED = 64
+"""Entries whose tokens `why_miss` reads to find the one that goes furthest; a snapshot reads those of one."""
+
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
@@ -227,6 +230,11 @@ class Store:
         index = self._open_index()
         try:
             index.begin()
+        except sqlite3.Error as error:
+            self._replace_index(error)
+            index = self._open_index()
+            index.begin()
+        try:
             yield index
             index.commit()
         except sqlite3.Error as error:
@@ -381,7 +389,7 @@ class Store:
                     if miss is not None:
                         break
                 if miss is None and sum(part.n_tokens for part in parts) < len(data) // 4:
-                    miss = explain(self, identity, data, lossy, codecs, found)
+                    miss = explain(self, identity, data, lossy, codecs, found, n_compared=1)
             except BaseException:
                 for part in parts:
                     part.close()
@@ -443,7 +451,7 @@ class Store:
             found = self._find(identity, data, lossy, codecs)
             if found.n_tokens == len(data) // 4 and found.steps:
                 return None
-            return explain(self, identity, data, lossy, codecs, found)
+            return explain(self, identity, data, lossy, codecs, found, n_compared=_MAX_COMPARED)
 
     # save
 
