@@ -1,8 +1,8 @@
 // The encoder's side of rans_decode.h: tables that invert the decoder's, and one group's word stream.
 #pragma once
 
-#include "meter.h"
 #include "cachegen.h"
+#include "meter.h"
 #include "rans_table.h"
 
 #include <cstdint>

@@ -18,7 +18,7 @@ constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
 constexpr uint32_t decode_warps = 8; // of a workgroup, at least
 // of shared memory, of a group of lanes: tokens, rings and a tile of blocks
 constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512 + 2176;
-constexpr uint64_t spare_bytes  = 2048;                    // to align it
+constexpr uint64_t spare_bytes  = 2048; // to align it
 
 device_set make_set(const lcg3::symbol_set & set) {
     device_set result{};
