@@ -7,6 +7,7 @@
 #include "status.h"
 
 #include <algorithm>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 // what the slots may take together; there are two at least
 constexpr uint64_t max_host_bytes   = 120 << 20;
 constexpr uint64_t max_device_bytes = 60 << 20;
+constexpr uint64_t max_kept_bytes   = 8 << 20; // of released memory, for whoever is next
 constexpr uint32_t max_host_slots   = 16;
 constexpr uint32_t max_device_slots = 4;
 
@@ -68,6 +70,9 @@ class staging_ring {
 
     ~staging_ring() {
         drop();
+        for (const auto & one : kept_) {
+            cudaFree(one.memory);
+        }
         cudaEventDestroy(begun_);
         cudaStreamDestroy(copies_);
     }
@@ -85,6 +90,47 @@ class staging_ring {
         check(cudaEventRecord(begun_, start), "an event");
         for (const auto & slot : device_) {
             check(cudaStreamWaitEvent(slot.work, begun_, 0), "an event");
+        }
+    }
+
+    // Small memory stays here between decoders: to allocate and free it takes longer than to fill it.
+    void * allocate(uint64_t n_bytes) {
+        auto best = kept_.end();
+        for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+            if (it->n_bytes >= n_bytes && (best == kept_.end() || it->n_bytes < best->n_bytes)) {
+                best = it;
+            }
+        }
+        block taken{ nullptr, n_bytes };
+        if (best != kept_.end()) {
+            taken = *best;
+            kept_.erase(best);
+        } else {
+            check(cudaMalloc(&taken.memory, n_bytes), "device memory");
+        }
+        try {
+            taken_.push_back(taken);
+        } catch (...) {
+            cudaFree(taken.memory);
+            throw;
+        }
+        return taken.memory;
+    }
+
+    void release(void * memory) {
+        const auto it = std::find_if(taken_.begin(), taken_.end(), [&](const block & b) { return b.memory == memory; });
+        if (it == taken_.end()) {
+            return;
+        }
+        uint64_t n_kept = it->n_bytes;
+        for (const auto & one : kept_) {
+            n_kept += one.n_bytes;
+        }
+        if (n_kept <= max_kept_bytes) {
+            kept_.splice(kept_.end(), taken_, it);
+        } else {
+            cudaFree(memory);
+            taken_.erase(it);
         }
     }
 
@@ -186,7 +232,14 @@ class staging_ring {
         slot_bytes_ = 0;
     }
 
+    struct block {
+        void *   memory;
+        uint64_t n_bytes;
+    };
+
     int                        index_;
+    std::list<block>           taken_;
+    std::list<block>           kept_;
     cudaStream_t               copies_     = nullptr;
     cudaEvent_t                begun_      = nullptr;
     uint64_t                   slot_bytes_ = 0;
@@ -245,14 +298,12 @@ cuda_device::~cuda_device() {
 
 uint64_t cuda_device::allocate(uint64_t n_bytes) {
     const current_device current(index_);
-    void *               memory = nullptr;
-    check(cudaMalloc(&memory, n_bytes), "device memory");
-    return reinterpret_cast<uint64_t>(memory);
+    return reinterpret_cast<uint64_t>(ring_->allocate(n_bytes));
 }
 
 void cuda_device::release(uint64_t address) {
     const current_device current(index_);
-    cudaFree(reinterpret_cast<void *>(address));
+    ring_->release(reinterpret_cast<void *>(address));
 }
 
 void cuda_device::clear(uint64_t address, uint64_t n_bytes) {
