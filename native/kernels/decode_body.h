@@ -100,7 +100,7 @@ template <uint32_t STORE, int R> struct lane_shape {
 struct lane_memory {
     KC_SHARED uint8_t *       rings; // R, at a multiple of a ring's size
     KC_SHARED token_scratch * scratch;
-    KC_SHARED float *         tile; // of block_tile_bytes(), if there are tiles
+    KC_SHARED float *         tile; // block_tile's bytes, if there are tiles
 };
 
 /*

@@ -65,8 +65,8 @@ archive_writer::~archive_writer() {
 #endif
 }
 
-// A file system that knows what comes makes room at once; with its pages in memory that halves the time of a write. In
-// a tmpfs it would be as slow as the write.
+// A file system that knows what comes makes room at once instead of with every write. A tmpfs would take its pages one
+// by one here too.
 void archive_writer::reserve([[maybe_unused]] uint64_t end) {
 #if defined(__linux__)
     while (may_reserve_ && reserved_end_ < end) {

@@ -66,6 +66,30 @@ _INSERT = (
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
+def _values(
+    prefix: SegmentPrefix, root_id: int, used_ms: int, is_pinned: bool, parent_key: bytes | None
+) -> tuple[object, ...]:
+    """What `_INSERT` takes. Without its parent's key a segment in the middle of a chain is an orphan, until `link`."""
+    return (
+        prefix.first,
+        prefix.n_tokens < prefix.block_tokens,
+        prefix.key,
+        root_id,
+        prefix.parent,
+        parent_key,
+        prefix.pos_begin > 0 and parent_key is None,
+        prefix.pos_begin,
+        prefix.n_tokens,
+        prefix.plan.file_bytes,
+        prefix.payload_bytes,
+        prefix.divisible,
+        prefix.created_ms,
+        used_ms,
+        is_pinned,
+        prefix.chain,
+    )
+
+
 class Row(NamedTuple):
     """A segment as the index has it.
 
@@ -239,29 +263,7 @@ class Index:
             parent_key: the segment that holds the block before it; see `link` if it is not known.
         """
         self._db.execute("DELETE FROM segments WHERE key = ?", (prefix.key,))
-        is_tail = prefix.n_tokens < prefix.block_tokens
-        is_orphan = prefix.pos_begin > 0 and parent_key is None
-        self._db.execute(
-            _INSERT,
-            (
-                prefix.first,
-                is_tail,
-                prefix.key,
-                self._root_id(prefix),
-                prefix.parent,
-                parent_key,
-                is_orphan,
-                prefix.pos_begin,
-                prefix.n_tokens,
-                prefix.plan.file_bytes,
-                prefix.payload_bytes,
-                prefix.divisible,
-                prefix.created_ms,
-                used_ms,
-                is_pinned,
-                prefix.chain,
-            ),
-        )
+        self._db.execute(_INSERT, _values(prefix, self._root_id(prefix), used_ms, is_pinned, parent_key))
         if self._db.execute("SELECT 1 FROM segments WHERE is_orphan LIMIT 1").fetchone():
             chain, key = prefix.chain, prefix.key
             self._db.executemany(
@@ -425,25 +427,7 @@ class Index:
                 root_id = roots.get(prefix.root)
                 if root_id is None:
                     root_id = roots[prefix.root] = self._root_id(prefix)
-                chain = prefix.chain
-                yield (
-                    chain[:HASH_BYTES],
-                    prefix.n_tokens < prefix.block_tokens,
-                    chain[-HASH_BYTES:],
-                    root_id,
-                    prefix.parent,
-                    None,
-                    prefix.pos_begin > 0,
-                    prefix.pos_begin,
-                    prefix.n_tokens,
-                    prefix.plan.file_bytes,
-                    prefix.payload_bytes,
-                    prefix.divisible,
-                    prefix.created_ms,
-                    used_ms,
-                    is_pinned,
-                    chain,
-                )
+                yield _values(prefix, root_id, used_ms, is_pinned, None)
 
         db.executemany(_INSERT, rows())
         for statement in _INDEXES.split(";\n"):
