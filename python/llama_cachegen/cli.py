@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
-from . import bench_store, cli_codec, cli_files, cli_store
+from . import bench_store, cli_codec, cli_files, cli_qualify, cli_store
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
@@ -301,3 +301,5 @@ cli.add_command(cli_codec.codec)
 cli.add_command(cli_files.inspect)
 cli.add_command(cli_files.verify)
 cli.add_command(cli_files.transcode)
+cli.add_command(cli_qualify.qualify)
+cli.add_command(cli_qualify.report)

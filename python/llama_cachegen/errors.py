@@ -12,8 +12,11 @@ __all__ = [
     "ArchiveImportError",
     "CachegenError",
     "CancelledError",
+    "CertificateError",
+    "ClaimError",
     "ContextError",
     "DecodeError",
+    "JournalError",
     "LibraryMismatchError",
     "MissReason",
     "ModelFetchError",
@@ -29,6 +32,7 @@ __all__ = [
     "PageFileVersionError",
     "PageMismatchError",
     "PageRangeError",
+    "QualifyError",
     "ReservationError",
     "SegmentCorruptError",
     "SegmentError",
@@ -47,6 +51,7 @@ __all__ = [
     "TranscodeError",
     "UnknownFileError",
     "UnsupportedMemoryError",
+    "WorkloadError",
 ]
 
 
@@ -250,3 +255,23 @@ class NonFiniteError(NativeError):
 
 class ReservationError(NativeError):
     """An import is already open, was overtaken, or is not complete."""
+
+
+class QualifyError(CachegenError):
+    """A qualification cannot be made or read."""
+
+
+class WorkloadError(QualifyError):
+    """A workload is not declared as it must be, or its model or text is not what it declares."""
+
+
+class JournalError(QualifyError):
+    """The finished samples of an interrupted run are of another setting, or in the way of a new run."""
+
+
+class CertificateError(QualifyError):
+    """A certificate is damaged, was edited, or contradicts itself."""
+
+
+class ClaimError(QualifyError):
+    """A document says something that no certificate shows."""

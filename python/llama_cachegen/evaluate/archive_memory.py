@@ -85,11 +85,18 @@ def _call(session: Session, action: str, kind: str, path: str, n_threads: int) -
 
 
 def _measure(config: dict[str, Any]) -> PeakMemory:
-    with Engine(config["model"], n_ctx=config["n_ctx"], n_threads=config["n_threads"]) as engine:
+    with Engine(
+        config["model"],
+        n_ctx=config["n_ctx"],
+        n_threads=config["n_threads"] or None,
+        type_k=config["type_k"],
+        type_v=config["type_v"],
+        swa_full=config["swa_full"],
+    ) as engine:
         _ = engine.identity  # hashes the model, once
         with engine.session() as session:
             if config["action"] == "save":
-                session.restore(config["fill"])
+                _call(session, "restore", config["fill_kind"], config["fill"], config["n_threads"])
             sampler = _Sampler()
             before = _read_status()
             _CLEAR_REFS.write_text(_RESET_PEAK)
@@ -110,17 +117,28 @@ def _measure(config: dict[str, Any]) -> PeakMemory:
 
 
 def measure_memory(
-    *, model: Path, n_ctx: int, n_threads: int, action: str, kind: str, path: Path, fill: Path
+    *,
+    model: Path,
+    n_ctx: int,
+    n_threads: int,
+    action: str,
+    kind: str,
+    path: Path,
+    fill: Path,
+    fill_kind: str = "native",
+    type_k: str = "f16",
+    type_v: str = "f16",
+    swa_full: bool = False,
 ) -> PeakMemory:
     """One save or restore in a new process.
 
     Args:
         model: GGUF file.
-        n_ctx, n_threads: of its engine.
+        n_ctx, n_threads, type_k, type_v, swa_full: of its engine; n_threads 0: all cores.
         action: "save" or "restore".
         kind: "native", "llama" for llama.cpp's state file, or a profile.
         path: the file saved or restored.
-        fill: page file restored before a save.
+        fill, fill_kind: the file restored before a save, and its kind.
 
     Raises:
         RuntimeError: the process failed.
@@ -133,6 +151,10 @@ def measure_memory(
         "kind": kind,
         "path": str(path),
         "fill": str(fill),
+        "fill_kind": fill_kind,
+        "type_k": type_k,
+        "type_v": type_v,
+        "swa_full": swa_full,
     }
     command = [sys.executable, "-m", "llama_cachegen.evaluate.archive_memory", json.dumps(config)]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True)

@@ -8,10 +8,8 @@ it, whose freed memory it takes; the first round is dropped.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import filecmp
-import mmap
 import os
 import platform
 import random
@@ -39,6 +37,7 @@ from ..page import Page
 from ..receipts import RestoreReceipt, SaveReceipt
 from ..session import Session
 from .archive_memory import PeakMemory, can_measure_memory, measure_memory
+from .machine import OthersWatch, drop_from_page_cache, file_system_of, governor, sync_file
 from .report import ModelFile, Setting, markdown_table, setting_lines
 from .texts import Text
 
@@ -54,9 +53,7 @@ _LLAMA = "llama.cpp state file"
 _MEMCPY = "memcpy"
 _DECODE = "codec decode"
 _CASES = (_NATIVE, _LLAMA, *PROFILES)
-_STAT = Path("/proc/stat")
 _QUIET_CORES = 0.05
-_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 _GOAL_OF_CODEC = 0.8
 _GOAL_OF_MEMCPY = 6.0
@@ -456,77 +453,6 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 118, break_on_hyphens=False)
 
 
-class _OthersWatch:
-    """How many cores other processes use from its making on."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    @staticmethod
-    def _read() -> tuple[float, float, float] | None:
-        """Seconds: the clock's, this process's on the processor, all processes' on all cores."""
-        try:
-            fields = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
-        except (OSError, ValueError):
-            return None
-        user, nice, system, _idle, _iowait, irq, softirq, steal = fields
-        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        own = time.process_time()
-        return time.perf_counter(), own, busy
-
-    def cores(self) -> float | None:
-        """The average so far; None where the system does not say."""
-        now = self._read()
-        if now is None or self._start is None:
-            return None
-        elapsed, own, busy = (b - a for a, b in zip(self._start, now, strict=True))
-        return max(0.0, busy - own) / elapsed
-
-
-# files
-
-
-def _drop_from_page_cache(path: Path) -> float:
-    """Write the file out and drop it; the percentage of its pages that stayed."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        n_pages = -(-os.fstat(file.fileno()).st_size // mmap.PAGESIZE)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-            view = np.frombuffer(mapping, np.uint8)
-            resident = np.zeros(n_pages, np.uint8)
-            mincore = ctypes.CDLL(None, use_errno=True).mincore
-            mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-            status = mincore(view.ctypes.data, view.nbytes, resident.ctypes.data)
-            del view
-    if status != 0:
-        raise OSError(ctypes.get_errno(), "mincore failed", str(path))
-    return 100.0 * float(np.count_nonzero(resident & 1)) / n_pages
-
-
-def _fsync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _file_system_of(path: Path) -> str:
-    """The type of the file system a path is on."""
-    best, found = "", "an unknown file system"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, mount_point, kind, *_ = line.split()
-            if path.is_relative_to(mount_point) and len(mount_point) >= len(best):
-                best, found = mount_point, kind
-    return found
-
-
-def _governor() -> str:
-    try:
-        return _GOVERNOR.read_text().strip()
-    except OSError:
-        return "unknown"
-
-
 # cases
 
 
@@ -592,7 +518,7 @@ def _warm_cases(session: Session, files: dict[str, Path], archives: dict[str, Ar
 def _cold_cases(session: Session, files: dict[str, Path], n: int, resident_percent: list[float]) -> Iterator[_Case]:
     def before(path: Path) -> None:
         session.clear()
-        resident_percent.append(_drop_from_page_cache(path))
+        resident_percent.append(drop_from_page_cache(path))
 
     for name in _CASES:
         path = files[name]
@@ -614,7 +540,7 @@ def _save_cases(session: Session, folder: Path, n: int) -> Iterator[_Case]:
         t_start = time.perf_counter()
         llama_state.save_file(session, path)
         t_sync = time.perf_counter()
-        _fsync(path)
+        sync_file(path)
         write_ms = (t_sync - t_start) * 1000
         return {"write_ms": write_ms, "fsync_ms": (time.perf_counter() - t_sync) * 1000, "unsynced_ms": write_ms}
 
@@ -687,7 +613,7 @@ def _teach(
         try:
             if case == _LLAMA:
                 llama_state.save_file(session, path)
-                _fsync(path)
+                sync_file(path)
             else:
                 session.save(path, None if case == _NATIVE else case)
         except UnsupportedMemoryError as error:
@@ -809,7 +735,7 @@ def measure_archives(
                     with Page.open(files[_NATIVE]) as page:
                         native_bytes = page.payload_bytes
                         n_values = sum(one.n_channels * one.n_tokens for one in page.components)
-                    watch = _OthersWatch()
+                    watch = OthersWatch()
                     times = _measure_times(session, files, own_folder, n_threads, n_rounds, resident, progress)
                     others = watch.cores()
             if i == 0:
@@ -822,8 +748,8 @@ def measure_archives(
             load_start,
             os.getloadavg(),
             others,
-            _governor(),
-            _file_system_of(Path(name)),
+            governor(),
+            file_system_of(Path(name)),
             f"{platform.system()} {platform.release()}",
         )
     return ArchivesReport(

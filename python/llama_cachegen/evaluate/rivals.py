@@ -18,7 +18,16 @@ from ..errors import CachegenError
 from ..ggml_types import GgmlType
 from .caches import native_rows, values_of
 
-__all__ = ["BYTE_CODECS", "LMCACHE_CALL_TOKENS", "ckg1_bytes", "compressed_bytes", "lmcache_calls", "lmcache_values"]
+__all__ = [
+    "BYTE_CODECS",
+    "LMCACHE_CALL_TOKENS",
+    "ckg1_archive",
+    "ckg1_bytes",
+    "compressed_bytes",
+    "lmcache_calls",
+    "lmcache_values",
+    "load_package",
+]
 
 LMCACHE_CALL_TOKENS = 256
 """LMCache cuts a prompt into chunks of 256 tokens, each a call and a container of its own."""
@@ -35,6 +44,11 @@ _CKG1_KINDS = {
 
 
 def load_package(name: str) -> Any:
+    """A package that measurements need and the library does not.
+
+    Raises:
+        CachegenError: it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -84,8 +98,8 @@ def _bins(plane: Plane, n_layers: int) -> int:
     return (schedule.key_bins if plane.kind is Kind.K else schedule.value_bins)[plane.layer]
 
 
-def ckg1_bytes(planes: Sequence[Plane], n_layers: int, version: int, *, n_threads: int = 1) -> int:
-    """Size of a CKG1 archive of LCG1 (version 1) or LCG2 (2) tiles with LMCache's schedule.
+def ckg1_archive(planes: Sequence[Plane], n_layers: int, version: int, *, n_threads: int = 1) -> bytes:
+    """A CKG1 archive of LCG1 (version 1) or LCG2 (2) tiles with LMCache's schedule.
 
     Rotated planes are coded as they are stored.
 
@@ -95,7 +109,12 @@ def ckg1_bytes(planes: Sequence[Plane], n_layers: int, version: int, *, n_thread
     if any(plane.type not in _CKG1_KINDS for plane in planes):
         raise CachegenError("CKG1 holds f16, f32, q8_0 and q4_0 only")
     parts = [Ckg1Part(_CKG1_KINDS[plane.type], plane, _bins(plane, n_layers)) for plane in planes]
-    return len(encode_ckg1(parts, version=version, n_threads=n_threads))
+    return encode_ckg1(parts, version=version, n_threads=n_threads)
+
+
+def ckg1_bytes(planes: Sequence[Plane], n_layers: int, version: int, *, n_threads: int = 1) -> int:
+    """Size of `ckg1_archive`."""
+    return len(ckg1_archive(planes, n_layers, version, n_threads=n_threads))
 
 
 def _calls(planes: Sequence[Plane], n_layers: int) -> Iterator[tuple[NDArray[Any], list[int], list[int]]]:
