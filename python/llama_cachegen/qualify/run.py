@@ -286,7 +286,7 @@ def run_qualification(
         hardware=hardware,
         model=model_facts,
         text=text,
-        workload=workload,
+        workload=workload.without_paths(),
         conditions=conditions,
         empty_ms=empty_ms,
         rows=rows,

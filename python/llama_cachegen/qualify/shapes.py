@@ -32,7 +32,9 @@ class Shape(NamedTuple):
 SHAPES = {
     # the vocabulary is cut: it bears on no cache, and its matrix would be half of the file
     "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 3072, 4096, 40960),
+    # for tests
     "qwen3-tiny": Shape(2, 64, 2, 1, 64, 96, 64, 4096),
+    "qwen3-odd-heads": Shape(2, 64, 2, 1, 48, 96, 64, 4096),
 }
 
 

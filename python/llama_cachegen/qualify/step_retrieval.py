@@ -1,8 +1,8 @@
 """Tasks whose answer stands in a long prompt, made here from the workload's own text: no data set.
 
-needle: a sentence with a number among the text, at several depths. key-value: a list of keys and numbers.
-A task is solved if the greedy answer begins with the number. What the model does not solve on the cache it evaluated
-itself tells nothing about a restore, and is counted apart.
+needle: a sentence with a number among the text, at several depths. key-value: a list of names and their codes after
+the text, asked for at several places of the list. A task is solved if the greedy answer begins with what was asked
+for. What the model does not solve on the cache it evaluated itself tells nothing about a restore, and is counted apart.
 """
 
 from __future__ import annotations
@@ -26,27 +26,32 @@ __all__ = ["KINDS", "measure_retrieval", "tasks_of"]
 KINDS = ("needle", "key-value")
 _N_ANSWER_TOKENS = 12
 _SEED = 7
+_N_PAIRS = 16
 _TOWNS = ("Lisbon", "Oslo", "Vienna", "Dublin", "Ankara", "Quito", "Hanoi", "Accra")
+_WORDS = (
+    "amber", "basil", "cedar", "delta", "ember", "flint", "grove", "hazel", "ivory", "jasper", "karma", "lemon",
+    "maple", "nickel", "ocean", "pearl", "quartz", "raven", "silver", "tulip", "umber", "velvet", "willow",
+    "yarrow", "zephyr",
+)  # fmt: skip
 
 
 def tasks_of(kind: str, text: str, n_tasks: int, n_characters: int) -> Iterator[tuple[str, str, str]]:
     """(text before, question, answer) of each task, about n_characters long; the same ones every time."""
     rng = random.Random(f"{_SEED} {kind}")
     for i in range(n_tasks):
-        answer = str(rng.randrange(10_000, 100_000))
         if kind == "needle":
+            answer = str(rng.randrange(10_000, 100_000))
             town = _TOWNS[i % len(_TOWNS)]
             at = round((i + 0.5) / n_tasks * n_characters)
             before, after = text[:at], text[at:n_characters]
             fact = f"The secret number of {town} is {answer}."
             yield f"{before}\n\n{fact}\n\n{after}\n\n", f"The secret number of {town} is", answer
         else:
-            n_lines = n_characters // 16
-            lines = [f"key {rng.randrange(1000, 10_000)}: {rng.randrange(10_000, 100_000)}" for _ in range(n_lines)]
-            at = round((i + 0.5) / n_tasks * (n_lines - 1))
-            key = f"key {chr(ord('A') + i % 26)}{rng.randrange(100, 1000)}"
-            lines[at] = f"{key}: {answer}"
-            yield "\n".join(lines) + "\n", f"{key}:", answer
+            names = rng.sample([f"{first} {second}" for first in _WORDS for second in _WORDS], _N_PAIRS)
+            codes = rng.sample(_WORDS, _N_PAIRS)
+            lines = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=True)]
+            at = round((i + 0.5) / n_tasks * (_N_PAIRS - 1))
+            yield f"{text[:n_characters]}\n\n" + "\n".join(lines) + "\n", f"The code of {names[at]} is", codes[at]
 
 
 def _prompt_of(engine: Engine, config: StepConfig, text: str, kind: str, i: int) -> tuple[NDArray[np.int32], str, str]:

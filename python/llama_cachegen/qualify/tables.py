@@ -182,6 +182,23 @@ def peers_table(certificates: Sequence[Certificate], folder: Path, document: Pat
     return lines[1:] or ["No certificate yet."]
 
 
+def retrieval_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
+    """Retrieval tasks, with those the model does not solve itself."""
+    lines: list[str] = []
+    for one in _measured(certificates):
+        cells = []
+        for row in one.rows:
+            for case in row.cases:
+                for task in case.retrieval:
+                    solved = f"{task.n_solved_evaluated} of {task.n_tasks}"
+                    lost = str(task.n_lost) if task.n_solved_evaluated else "the model itself fails"
+                    cells.append((row.name, case.name, task.kind, solved, lost))
+        if cells:
+            columns = ("K/V", "case", "task", "solved without a restore", "lost by it")
+            lines += [*_title(one, folder, document), *markdown_table(columns, cells, n_left=3)]
+    return lines[1:] or ["No certificate yet."]
+
+
 def reasons_list(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """Why each row of the standing certificates stops, with the figures."""
     lines: list[str] = []
@@ -211,6 +228,7 @@ TABLES: dict[str, Callable[[Sequence[Certificate], Path, Path], list[str]]] = {
     "short": short_table,
     "rows": rows_table,
     "peers": peers_table,
+    "retrieval": retrieval_table,
     "reasons": reasons_list,
     "thresholds": thresholds_table,
 }

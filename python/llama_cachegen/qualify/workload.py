@@ -172,6 +172,12 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The rows, parsed."""
         return [Row.parse(text) for text in self.rows]
 
+    def without_paths(self) -> Workload:
+        """The workload for a certificate: of the user's own files only the names."""
+        return msgspec.structs.replace(
+            self, model=Path(self.model).name, texts=[Path(text).name for text in self.texts]
+        )
+
     def made_quick(self) -> Workload:
         """The workload with the numbers of its `quick` table."""
         return msgspec.structs.replace(
