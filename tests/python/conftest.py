@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parity import Parity
+from qualify_cases import qualify, write_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,3 +99,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape with other weights."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "other.gguf", seed=2)
+
+
+@pytest.fixture(scope="session")
+def certificate_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate that `llama-cachegen qualify` made on a tiny model of random weights."""
+    folder = tmp_path_factory.mktemp("qualify")
+    result = qualify(folder, "--workload", str(write_workload(folder)), "--out", "certificates")
+    assert result.returncode == 0, result.stderr
+    (path,) = (folder / "certificates").glob("*.json")
+    return path

@@ -20,6 +20,14 @@ def verify_certificate(certificate: Certificate) -> None:
     Raises:
         CertificateError: a summary, a gate or a decision is another one than its samples give.
     """
+    try:
+        _compare(certificate)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CertificateError(f"certificate {certificate.id}: its samples cannot be decided on ({what})") from None
+
+
+def _compare(certificate: Certificate) -> None:
     for row in certificate.rows:
         again = judge_row(row, certificate.workload)
         for case, own in zip(row.cases, again.cases, strict=True):
