@@ -33,7 +33,8 @@ _BLOCK = re.compile(r"(<!-- report: ([a-z]+) -->\n)(.*?)(^<!-- /report -->)", re
 _FIGURE = re.compile(r"(<!-- figure: ([^>]*?) -->)(.*?)(<!-- /figure -->)", re.DOTALL)
 _LOOSE_MARK = re.compile(r"<!-- /?(?:report|figure)\b[^>]*-->")
 
-_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.DOTALL | re.MULTILINE)
+_INLINE_CODE = re.compile(r"`[^`\n]+`")
 _CLAIM = re.compile(
     r"(?<![\w.])\d[\d,.]*\s?(?:"
     r"(?:ms|µs|us|ns|s|seconds?|milliseconds?|minutes?|GB/s|MB/s|GiB/s|MiB/s|tokens/s|symbols/s|bits/value|nats)\b"
@@ -72,7 +73,14 @@ def _render(text: str, certificates: Sequence[Certificate], root: Path, document
             problems.append(f"{where}: {error}")
             return match[0]
 
-    return _FIGURE.sub(one_figure, _BLOCK.sub(block, text))
+    def filled(part: str) -> str:
+        return _FIGURE.sub(one_figure, _BLOCK.sub(block, part))
+
+    out, end = [], 0
+    for fence in _FENCE.finditer(text):  # what is shown as code is left alone
+        out += [filled(text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*out, filled(text[end:])])
 
 
 def write_documents(root: Path) -> list[Path]:
@@ -145,7 +153,7 @@ def _blank(match: re.Match[str]) -> str:
 
 def _claims_in(text: str, certificates: Sequence[Certificate], where: str) -> Iterator[str]:
     prose = text
-    for form in (_BLOCK, _FIGURE, _CODE):
+    for form in (_FENCE, _BLOCK, _FIGURE, _INLINE_CODE):
         prose = form.sub(_blank, prose)
     ran_on = " ".join(f"{one.hardware.cpu} {one.hardware.accelerator}" for one in standing(certificates)).lower()
     for number, line in enumerate(prose.splitlines(), start=1):

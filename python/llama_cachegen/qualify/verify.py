@@ -92,6 +92,7 @@ def contradictions(certificates: Sequence[Certificate]) -> list[str]:
         subjects.setdefault(certificate.subject, []).append(certificate)
     for (workload, hardware, _), several in subjects.items():
         if len(several) > 1:
+            several.sort(key=lambda one: (one.conditions.ended_utc, one.id))
             words = " and ".join(f"{one.id} ({one.decision.outcome})" for one in several)
             problems.append(f"{words} both stand for {workload} on {hardware}: the older one must be marked superseded")
     return problems
