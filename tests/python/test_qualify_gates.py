@@ -189,6 +189,7 @@ def test_what_was_not_measured_stops(workload: Workload) -> None:
     few = judge_row(with_samples("balanced", decode__step_ms=samples(10, 14)), workload)
     assert stops(few, "balanced")["decode p99 of control"].outcome == "not measured"
     assert "no 99th percentile" in stops(few, "balanced")["decode p99 of control"].reason
+    assert few.decision.outcome == "stop" and "no 99th percentile" in few.decision.reasons[0]
     not_dropped = judge_row(row(cold_resident_percent=40.0), workload)
     assert "not dropped from the page cache" in stops(not_dropped, "balanced")["cold first token of control"].reason
     unknown = judge_row(row(cold_resident_percent=None, others_cores=None), workload)

@@ -48,6 +48,7 @@ class Line(NamedTuple):
     label: str
     css: str
     points: Sequence[tuple[float, float]]
+    is_dashed: bool = False
 
 
 def _svg(height: float, title: str, body: Sequence[str]) -> str:
@@ -81,15 +82,15 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
     def x(value: float) -> float:
         return x0 + (x1 - x0) * math.log10(max(value, low) / low) / max(1e-9, math.log10(high / low))
 
-    height = 22 * len(rows) + 36
+    height = 22 * len(rows) + 40
     body = []
     decade = low
     while decade <= high * 1.001:
         at = x(decade)
-        body.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="4" y2="{height - 30}" class="grid"/>')
-        body.append(_text(at, height - 18, f"{decade:,.0f}" if decade >= 1 else f"{decade:g}", "tick", "middle"))
+        body.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="4" y2="{height - 34}" class="grid"/>')
+        body.append(_text(at, height - 22, f"{decade:,.0f}" if decade >= 1 else f"{decade:g}", "tick", "middle"))
         decade *= 10
-    body.append(_text(_WIDTH - 4, height - 1, f"{unit}, logarithmic", "tick", "end"))
+    body.append(_text(_WIDTH - 4, height - 5, f"{unit}, logarithmic", "tick", "end"))
     for i, row in enumerate(rows):
         y = 6 + 22 * i
         body.append(f'<rect x="{x0}" y="{y}" width="{max(1.0, x(row.value) - x0):.1f}" height="14" class="{row.css}"/>')
@@ -171,8 +172,9 @@ def lines(
         body.append(_text(at(i, 0)[0], y0 + 13, label, "tick", "middle"))
     for line in series:
         places = [at(x, y) for x, y in line.points]
+        dashed = " dashed" if line.is_dashed else ""
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        body.append(f'<polyline points="{drawn}" class="line {line.css}"/>')
+        body.append(f'<polyline points="{drawn}" class="line {line.css}{dashed}"/>')
         body += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" class="{line.css}"><title>{escape(line.label)}</title></circle>'
             for x, y in places

@@ -35,7 +35,8 @@ td.why{white-space:normal;min-width:16rem;text-align:left}
 .stop{color:var(--stop);font-weight:600}.pass{color:var(--pass);font-weight:600}
 figure{margin:.5rem 0 1rem}svg{width:100%;max-width:40rem;height:auto;display:block}
 svg text{font:10px system-ui,sans-serif;fill:var(--fg)}svg text.tick{fill:var(--dim);font-size:9px}
-.grid{stroke:var(--rule);stroke-width:1}.whisker{stroke:var(--fg);stroke-width:1.5}.line{fill:none!important;stroke-width:1.5}
+.grid{stroke:var(--rule);stroke-width:1}.whisker{stroke:var(--fg);stroke-width:1.5}
+.line{fill:none!important;stroke-width:1.5}.dashed{stroke-dasharray:4 3}
 .c0,.p0{fill:var(--c0);stroke:var(--c0)}.c1,.p1{fill:var(--c1);stroke:var(--c1)}.c2,.p2{fill:var(--c2);stroke:var(--c2)}
 .c3,.p3{fill:var(--c3);stroke:var(--c3)}.c4,.p4{fill:var(--c4);stroke:var(--c4)}.c5{fill:var(--c5);stroke:var(--c5)}
 .c6{fill:var(--c6);stroke:var(--c6)}rect{stroke-width:0}
@@ -115,12 +116,14 @@ def _layer_bits(row: RowEvidence, certificate: Certificate) -> str:
         for kind in ("k", "v"):
             points = [(float(one.layer), value) for one in case.layer_bits if (value := getattr(one, kind)) is not None]
             if points and not case.is_exact:
-                series.append(Line(f"{case.name} {kind.upper()}", _css(case.name, certificate), points))
+                series.append(
+                    Line(f"{case.name} {kind.upper()}", _css(case.name, certificate), points, is_dashed=kind == "v")
+                )
     if not series:
         return ""
     keys = _key([(_css(name, certificate), name) for name in certificate.workload.profiles if name != "exact"])
     svg = lines(f"bits of each layer, {row.name}", series, x_title="layer", y_title="bits a value, K and V")
-    return _figure(svg, f"Bits a value of each layer's K and V, lossy archives:{keys}")
+    return _figure(svg, f"Bits a value of each layer's K (line) and V (dashed), lossy archives:{keys}")
 
 
 def _history(certificate: Certificate, every: Sequence[Certificate]) -> str:
@@ -185,12 +188,13 @@ def _cells(row: RowEvidence, case: Case) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, name: str) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    left = ("case", "codec", "note", "task", "why")
+    head = "".join(f'<th class="{"l" if column in left else ""}">{escape(column)}</th>' for column in columns)
     body = []
     for row in rows:
         cells = []
         for column, cell in zip(columns, row, strict=True):
-            css = {"why": "why", "decision": cell}.get(column, "l" if column in ("case", "codec", "note") else "")
+            css = {"why": "why", "decision": cell}.get(column, "l" if column in left else "")
             cells.append(f'<td class="{escape(css, quote=True)}">{escape(cell)}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     table = f'<table data-name="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
