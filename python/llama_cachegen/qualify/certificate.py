@@ -203,8 +203,8 @@ class RowEvidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         memory: class of the context's memory.
         status: "measured" or "unsupported".
         reason: of an unsupported row.
-        n_values: K and V values of the page.
-        native_bytes: of the page.
+        n_values: K and V values of the page; 0 where native pages are refused.
+        native_bytes: of the page; where that is refused, of llama.cpp's state file.
         control: the case archives are compared with: "native", or "llama-state" where native pages are refused.
         others_cores: cores that other processes used on average while this row was timed; None if not known.
         cold_resident_percent: most that stayed in the page cache after a file was dropped; None: it was not dropped.

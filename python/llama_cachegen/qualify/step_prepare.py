@@ -55,7 +55,7 @@ def prepare(config: StepConfig) -> dict[str, Any]:
             "memory": abilities.memory,
             "control": LLAMA if files[NATIVE]["refusal"] else NATIVE,
             "native_bytes": _native_bytes(config, files),
-            "n_values": _of_archives(files, "n_values"),
+            "n_values": _n_values(files),
             "files": files,
             "first": first,
             "greedy": greedy,
@@ -89,16 +89,18 @@ def _facts(case: str, path: Path) -> dict[str, Any]:
         "is_exact": described["is_exact"],
         "layers": layers,
         "n_values": described["n_values"],
-        "native_bytes": described["native_bytes"],
     }
 
 
-def _of_archives(files: dict[str, dict[str, Any]], name: str) -> int:
-    return next((int(facts[name]) for facts in files.values() if name in facts), 0)
+def _n_values(files: dict[str, dict[str, Any]]) -> int:
+    """K and V values of the page; 0, not known, where native pages are refused: a window keeps some positions only."""
+    if files[NATIVE]["refusal"]:
+        return 0
+    return next((int(facts["n_values"]) for facts in files.values() if "n_values" in facts), 0)
 
 
 def _native_bytes(config: StepConfig, files: dict[str, dict[str, Any]]) -> int:
-    """Of the native page; where that is refused, what an archive says it decodes to."""
-    if not files[NATIVE]["refusal"]:
-        return int(describe(config.path(NATIVE))["payload_bytes"])
-    return _of_archives(files, "native_bytes")
+    """Of the native page; where that is refused, of llama.cpp's state file, which has the same positions."""
+    if files[NATIVE]["refusal"]:
+        return int(files[LLAMA]["file_bytes"])
+    return int(describe(config.path(NATIVE))["payload_bytes"])
