@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cachegen.h"
+#include "cuda/runtime.h"
 
-#include <cuda_runtime.h>
 #include <vector>
 
 /*

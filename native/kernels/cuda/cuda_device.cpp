@@ -31,8 +31,8 @@ void check(cudaError_t error, const char * what) {
         return;
     }
     cudaGetLastError(); // not for the next caller
-    fail(error == cudaErrorMemoryAllocation ? CACHEGEN_ERR_OUT_OF_MEMORY : CACHEGEN_ERR_INTERNAL, "CUDA: %s: %s", what,
-         cudaGetErrorString(error));
+    fail(error == cudaErrorMemoryAllocation ? CACHEGEN_ERR_OUT_OF_MEMORY : CACHEGEN_ERR_INTERNAL, "%s: %s: %s",
+         device_runtime, what, cudaGetErrorString(error));
 }
 
 // makes a device the current one of this thread for a while

@@ -1,9 +1,9 @@
-// The decoder's device on CUDA: one stream for copies, one for the work.
+// The device of the decoder and the encoder on CUDA, and on HIP by the same source: one stream for copies, one for the
+// work.
 #pragma once
 
 #include "../device.h"
-
-#include <cuda_runtime.h>
+#include "runtime.h"
 
 namespace kernels {
 
