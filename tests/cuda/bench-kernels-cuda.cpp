@@ -256,7 +256,7 @@ void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_by
 int main(int argc, char ** argv) {
     const uint32_t      n_tokens  = argc > 1 ? static_cast<uint32_t>(atoi(argv[1])) : 19000;
     const int           n_repeats = argc > 2 ? atoi(argv[2]) : 9;
-    const int           threads   = argc > 3 ? atoi(argv[3]) : 512;
+    const int           threads   = argc > 3 ? atoi(argv[3]) : static_cast<int>(default_decode_threads);
     const uint32_t      n_planes  = 2 * n_layers;
     cachegen_executor * executor  = nullptr;
     const uint32_t      n_threads = std::max(1u, std::thread::hardware_concurrency());
@@ -372,7 +372,7 @@ int main(int argc, char ** argv) {
             const auto            destinations = destinations_of(v, n_tokens, n_planes, destination);
             const uint64_t        row_bytes    = cachegen::native_bytes(v.type, n_channels);
             const decode_plan     plan(parsed, 0, n_tokens, destinations);
-            const device_limits   limits{ device.shared_bytes(), 0, 0 };
+            const device_limits   limits{ device.shared_bytes(), device.decode_groups(), 0, 0 };
             part_plan             all = merge(plan, parsed, bytes, at, limits);
             std::vector<uint32_t> errors(all.units.size());
             launch_buffers        in{};

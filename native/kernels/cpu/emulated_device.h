@@ -19,6 +19,7 @@ class emulated_device : public device {
     ~emulated_device() override;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint32_t decode_groups() const override { return 16; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;

@@ -39,9 +39,9 @@ void check(cudaError_t error, const char * what) {
 class current_device {
   public:
     explicit current_device(int index) {
-        check(cudaGetDevice(&before_), "cudaGetDevice");
+        check(cudaGetDevice(&before_), "the current device");
         if (before_ != index) {
-            check(cudaSetDevice(index), "cudaSetDevice");
+            check(cudaSetDevice(index), "choosing a device");
         }
     }
     ~current_device() { cudaSetDevice(before_); }

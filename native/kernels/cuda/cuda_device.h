@@ -20,6 +20,7 @@ class cuda_device : public device {
     cuda_device & operator=(const cuda_device &) = delete;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint32_t decode_groups() const override { return n_threads_ / 32; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;
@@ -54,7 +55,7 @@ class cuda_device : public device {
     cudaStream_t   stream_;
     staging_ring * ring_;
     uint64_t       shared_bytes_   = 0;
-    uint32_t       n_threads_      = 512;
+    uint32_t       n_threads_      = default_decode_threads;
     uint32_t       max_workgroups_ = 0;
     cudaEvent_t    marks_[2]       = {};
 };

@@ -1,6 +1,8 @@
 // The runtime that launches and copies: CUDA's, or HIP's under CUDA's names.
 #pragma once
 
+#include <cstdint>
+
 #if defined(CACHEGEN_HIP)
 #    include "../hip/cuda_names.h"
 #else
@@ -9,11 +11,14 @@
 
 namespace kernels {
 
-// in messages
+// the name for messages, and the threads of a workgroup that decodes: 64 KiB of shared memory have to hold its rings
+// and a set's table on AMD
 #if defined(CACHEGEN_HIP)
-constexpr const char * device_runtime = "HIP";
+constexpr const char * device_runtime         = "HIP";
+constexpr uint32_t     default_decode_threads = 256;
 #else
-constexpr const char * device_runtime = "CUDA";
+constexpr const char * device_runtime         = "CUDA";
+constexpr uint32_t     default_decode_threads = 512;
 #endif
 
 } // namespace kernels
