@@ -14,9 +14,13 @@ namespace {
 using namespace cachegen;
 using ull = unsigned long long;
 
-constexpr uint32_t max_side    = 8;                       // adjacent groups that 32 lanes decode
-constexpr uint64_t group_bytes = 32 * 8 + max_side * 512; // of shared memory, of a group of lanes
-constexpr uint64_t spare_bytes = 2048;                    // to align it
+constexpr uint32_t max_side    = 8;    // adjacent groups that 32 lanes decode
+constexpr uint64_t spare_bytes = 2048; // of shared memory, to align it
+
+// shared memory of a group of lanes that decodes: rings, scales and cells
+uint64_t group_bytes(uint32_t rotation) {
+    return std::max<uint64_t>(4, rotation / 32) * 512 + 32 * 8;
+}
 
 device_set make_set(const lcg3::symbol_set & set) {
     device_set result{};
@@ -84,7 +88,7 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
         return false;
     }
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
-    return spare_bytes + table_bytes + limits.decode_groups * group_bytes <= limits.shared_bytes;
+    return spare_bytes + table_bytes + limits.decode_groups * group_bytes(rotation) <= limits.shared_bytes;
 }
 
 uint64_t decode_plan::largest_scratch() const {
