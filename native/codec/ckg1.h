@@ -46,4 +46,16 @@ struct ckg1_archive {
 
 ckg1_archive parse_ckg1(const void * bytes, uint64_t n_bytes);
 
+// check_tile() of a record, whose number is then in the message; nothing to check of exact ones
+void check_record_tile(const ckg1_archive & archive, uint64_t index);
+
+// Where a record other than an exact one lies in its page.
+struct record_place {
+    cachegen_rows rows;
+    uint64_t      first_token; // of rows
+};
+
+// page  IN  of all page_bytes, or where they would be: nothing is read
+record_place place_of_record(const ckg1_archive & archive, const ckg1_record & record, uint8_t * page);
+
 } // namespace cachegen::legacy

@@ -122,18 +122,8 @@ void decode_record(const ckg1_archive & archive, const ckg1_record & record, uin
         memcpy(page + record.output_offset, archive.bytes + record.payload_offset, record.payload_bytes);
         return;
     }
-    const bool    is_transposed = is_transposed_kind(record.kind);
-    cachegen_rows rows{};
-    rows.type          = type_of_kind(record.kind);
-    rows.is_transposed = is_transposed;
-    rows.n_tokens      = is_transposed ? record.total_tokens : record.n_tokens;
-    rows.n_rows        = rows.n_tokens;
-    rows.n_channels    = record.content.n_channels;
-    rows.stride_bytes  = is_transposed ? record.total_tokens * element_bytes_of_kind(record.kind)
-                                       : native_bytes(rows.type, rows.n_channels);
-    rows.n_bytes       = archive.page_bytes - record.output_offset;
-    rows.data          = page + record.output_offset;
-    decode_tile(record.content, rows, is_transposed ? record.token_start : 0);
+    const record_place place = place_of_record(archive, record, page);
+    decode_tile(record.content, place.rows, place.first_token);
 }
 
 } // namespace
@@ -205,6 +195,28 @@ ckg1_archive parse_ckg1(const void * bytes, uint64_t n_bytes) {
     source.end("the last record");
     check_coverage(archive);
     return archive;
+}
+
+void check_record_tile(const ckg1_archive & archive, uint64_t index) {
+    const ckg1_record & record = archive.records[index];
+    if (record.kind != CACHEGEN_CKG1_EXACT) {
+        in_record(index, [&] { check_tile(record.content); });
+    }
+}
+
+record_place place_of_record(const ckg1_archive & archive, const ckg1_record & record, uint8_t * page) {
+    const bool    is_transposed = is_transposed_kind(record.kind);
+    cachegen_rows rows{};
+    rows.type          = type_of_kind(record.kind);
+    rows.is_transposed = is_transposed;
+    rows.n_tokens      = is_transposed ? record.total_tokens : record.n_tokens;
+    rows.n_rows        = rows.n_tokens;
+    rows.n_channels    = record.content.n_channels;
+    rows.stride_bytes  = is_transposed ? record.total_tokens * element_bytes_of_kind(record.kind)
+                                       : native_bytes(rows.type, rows.n_channels);
+    rows.n_bytes       = archive.page_bytes - record.output_offset;
+    rows.data          = page + record.output_offset;
+    return { rows, is_transposed ? record.token_start : 0 };
 }
 
 } // namespace cachegen::legacy

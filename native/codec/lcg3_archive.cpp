@@ -370,19 +370,27 @@ void check_padding(const archive & source, const payload & bytes) {
     check_zeros(bytes.at(exact_end), source.unit_offsets[0] - exact_end, "padding after the exact rows");
 }
 
-void check_exact_digest(const archive & source, const payload & bytes) {
-    if (digest_of(bytes.at(source.exact_offset), source.exact_bytes) != get_le<uint64_t>(source.digests)) {
-        fail(CACHEGEN_ERR_DIGEST, "the exact rows do not match their digest; the archive is damaged");
+std::pair<uint64_t, uint64_t> digested_range(const archive & source, uint32_t part) {
+    if (part == 0) {
+        return { source.exact_offset, source.exact_offset + source.exact_bytes };
     }
+    return { source.block_begin(part - 1), source.block_end(part - 1) };
 }
 
-void check_block_digest(const archive & source, const payload & bytes, uint32_t block) {
-    const uint64_t begin = source.block_begin(block);
-    const uint64_t end   = source.block_end(block);
-    if (digest_of(bytes.at(begin), end - begin) != get_le<uint64_t>(source.digests + 8 * (uint64_t{ block } + 1))) {
-        fail(CACHEGEN_ERR_DIGEST, "block %u (tokens from %u) does not match its digest; the archive is damaged", block,
-             source.block_first_token(block));
+void check_digest(const archive & source, uint32_t part, uint64_t digest) {
+    if (digest == get_le<uint64_t>(source.digests + 8 * uint64_t{ part })) {
+        return;
     }
+    if (part == 0) {
+        fail(CACHEGEN_ERR_DIGEST, "the exact rows do not match their digest; the archive is damaged");
+    }
+    fail(CACHEGEN_ERR_DIGEST, "block %u (tokens from %u) does not match its digest; the archive is damaged", part - 1,
+         source.block_first_token(part - 1));
+}
+
+void check_part_digest(const archive & source, const payload & bytes, uint32_t part) {
+    const auto [begin, end] = digested_range(source, part);
+    check_digest(source, part, digest_of(bytes.at(begin), end - begin));
 }
 
 uint32_t checked_scale(const archive & source, const unit_view & unit, uint32_t block, uint32_t plane, uint64_t index) {

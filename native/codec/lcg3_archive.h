@@ -6,6 +6,7 @@
 #include "rans_decode.h"
 
 #include <cstdint>
+#include <utility>
 
 namespace cachegen::lcg3 {
 
@@ -71,11 +72,13 @@ payload part_of(const archive & source, uint32_t part);
 // the bytes around the exact rows are zero
 void check_padding(const archive & source, const payload & bytes);
 
-// compare the digest of the exact rows
-void check_exact_digest(const archive & source, const payload & bytes);
+// the bytes that the digest of a part is of: offset and end in the archive
+std::pair<uint64_t, uint64_t> digested_range(const archive & source, uint32_t part);
 
-// compare the digest of a block
-void check_block_digest(const archive & source, const payload & bytes, uint32_t block);
+// compare the digest of a part: that of digested_range()
+void check_digest(const archive & source, uint32_t part, uint64_t digest);
+// the same with a digest of its bytes
+void check_part_digest(const archive & source, const payload & bytes, uint32_t part);
 
 // XXH3, 64 bits
 uint64_t digest_of(const void * bytes, uint64_t n_bytes);

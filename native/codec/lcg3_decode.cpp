@@ -402,9 +402,9 @@ void decode(const archive & source, const payload & bytes, uint64_t first_token,
     const uint32_t from_block     = first_block; // a structured binding cannot be captured
     run_tasks(executor, uint64_t{ n_blocks } + 1, [&](uint64_t i) {
         if (i > 0) {
-            check_block_digest(source, bytes, from_block + static_cast<uint32_t>(i - 1));
+            check_part_digest(source, bytes, from_block + static_cast<uint32_t>(i));
         } else if (request.has_exact_rows()) {
-            check_exact_digest(source, bytes);
+            check_part_digest(source, bytes, 0);
         }
     });
     if (request.has_exact_rows()) {
@@ -427,14 +427,15 @@ void decode_part(const archive & source, uint32_t part, const payload & bytes, u
     const decode_request request = make_request(source, first_token, n_tokens, destinations);
     if (part == 0) {
         check_padding(source, bytes);
-        check_exact_digest(source, bytes);
+    }
+    check_part_digest(source, bytes, part);
+    if (part == 0) {
         if (request.has_exact_rows()) {
             decode_exact_rows(request, bytes);
         }
         return;
     }
-    const uint32_t block = part - 1;
-    check_block_digest(source, bytes, block);
+    const uint32_t block          = part - 1;
     const auto [first_block, end] = request.blocks();
     if (block >= first_block && block < end) {
         decode_blocks(request, bytes, block, 1, executor);
@@ -591,11 +592,7 @@ int32_t cachegen_lcg3_verify(const struct cachegen_lcg3 * reader, const struct c
         }
         check_whole(*reader);
         run_tasks(executor, uint64_t{ reader->archive.n_blocks } + 1, [&](uint64_t i) {
-            if (i == 0) {
-                lcg3::check_exact_digest(reader->archive, reader->whole);
-            } else {
-                lcg3::check_block_digest(reader->archive, reader->whole, static_cast<uint32_t>(i - 1));
-            }
+            lcg3::check_part_digest(reader->archive, reader->whole, static_cast<uint32_t>(i));
         });
     });
 }

@@ -34,6 +34,8 @@ class archive_sink {
   public:
     virtual ~archive_sink()                                                   = default;
     virtual void write(uint64_t offset, const void * bytes, uint64_t n_bytes) = 0;
+    // several threads may write at a time
+    virtual bool is_concurrent() const { return false; }
 };
 
 // into memory that is handed to the caller; realloc() moves pages instead of copying them
@@ -75,7 +77,10 @@ class memory_sink : public archive_sink {
 // to a function of the caller
 class callback_sink : public archive_sink {
   public:
-    explicit callback_sink(const cachegen_sink & sink) : sink_(sink) {}
+    callback_sink(const cachegen_sink & sink, const cachegen_lcg3_options & options)
+        : sink_(sink), is_concurrent_((options.flags & CACHEGEN_LCG3_CONCURRENT_WRITES) != 0) {}
+
+    bool is_concurrent() const override { return is_concurrent_; }
 
     void write(uint64_t offset, const void * bytes, uint64_t n_bytes) override {
         if (n_bytes > 0 && sink_.write(sink_.state, offset, bytes, n_bytes) != 0) {
@@ -85,6 +90,7 @@ class callback_sink : public archive_sink {
 
   private:
     const cachegen_sink & sink_;
+    const bool            is_concurrent_;
 };
 
 // rows of a plane's source
@@ -197,6 +203,10 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
     if (options.struct_size != sizeof(options)) {
         fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_options of %u bytes, this library's has %zu", options.struct_size,
              sizeof(options));
+    }
+    if ((options.flags & ~uint32_t{ CACHEGEN_LCG3_CONCURRENT_WRITES }) != 0 || options.reserved != 0) {
+        fail(CACHEGEN_ERR_ARGUMENT, "flags %u, reserved %u: this library knows no such flag", options.flags,
+             options.reserved);
     }
     if (options.block_tokens < min_block_tokens || options.block_tokens > max_block_tokens ||
         options.n_exact_tokens > max_exact_tokens || options.n_models < 1 || options.n_models > max_models ||
@@ -417,18 +427,18 @@ void page_encoder::train(set & one) {
     }
     // a class that a model's channels never reached gets the model's overall distribution
     one.frequencies.resize(n_counts);
-    for (uint32_t m = 0; m < one.choice.n_models; m++) {
+    run_tasks(executor, one.choice.n_models, [&](uint64_t m) {
         metered_vector<uint64_t> overall(n_symbols);
         for (uint32_t k = 0; k < one.n_classes * n_symbols; k++) {
-            overall[k % n_symbols] += pairs[size_t{ m } * one.n_classes * n_symbols + k];
+            overall[k % n_symbols] += pairs[m * one.n_classes * n_symbols + k];
         }
         for (uint32_t k = 0; k < one.n_classes; k++) {
-            const size_t begin = (size_t{ m } * one.n_classes + k) * n_symbols;
+            const size_t begin = (m * one.n_classes + k) * n_symbols;
             const bool   is_empty =
                 std::all_of(&pairs[begin], &pairs[begin] + n_symbols, [](uint64_t count) { return count == 0; });
             make_frequencies(is_empty ? overall.data() : &pairs[begin], n_symbols, &one.frequencies[begin]);
         }
-    }
+    });
     if (elsewhere != nullptr) {
         double n_bits = 0;
         double n      = 0;
@@ -439,7 +449,7 @@ void page_encoder::train(set & one) {
         one.bits_a_value = n > 0 ? n_bits / n : 0;
     }
     one.encoder = std::make_unique<set_encoder>(one.frequencies.data(), n_symbols, one.n_classes, one.choice.n_models,
-                                                one.class_of, one.class_of[n_symbols / 2]);
+                                                one.class_of, one.class_of[n_symbols / 2], executor);
 }
 
 // of a lossy or exact plane's channels
@@ -668,7 +678,7 @@ uint64_t page_encoder::write(archive_sink & sink) const {
     for (uint32_t block = 0; block < n_blocks; block++) {
         stream_digest digest;
         for (size_t first = 0; first < planes.size();) {
-            const metered_vector<unit_bytes>        made   = next_units(static_cast<uint32_t>(first));
+            metered_vector<unit_bytes>              made   = next_units(static_cast<uint32_t>(first));
             const size_t                            n_wave = made.size();
             metered_vector<metered_vector<uint8_t>> units(n_wave);
             run_tasks(executor, n_wave, [&](uint64_t i) {
@@ -676,13 +686,31 @@ uint64_t page_encoder::write(archive_sink & sink) const {
                     units[i] = encode_unit(static_cast<uint32_t>(first + i), block);
                 }
             });
+            metered_vector<uint64_t> offsets(n_wave);
             for (size_t i = 0; i < n_wave; i++) {
-                const uint8_t * const bytes   = made[i].bytes != nullptr ? made[i].bytes : units[i].data();
-                const size_t          n_bytes = made[i].bytes != nullptr ? made[i].n_bytes : units[i].size();
-                digest.update(bytes, n_bytes);
-                sink.write(offset, bytes, n_bytes);
-                offset += n_bytes;
-                unit_sizes[block * planes.size() + first + i] = static_cast<uint32_t>(n_bytes);
+                if (made[i].bytes == nullptr) {
+                    made[i] = { units[i].data(), static_cast<uint32_t>(units[i].size()) };
+                }
+                offsets[i] = offset;
+                offset += made[i].n_bytes;
+                unit_sizes[block * planes.size() + first + i] = made[i].n_bytes;
+            }
+            const auto write_unit  = [&](uint64_t i) { sink.write(offsets[i], made[i].bytes, made[i].n_bytes); };
+            const auto digest_unit = [&](uint64_t i) { digest.update(made[i].bytes, made[i].n_bytes); };
+            if (sink.is_concurrent()) {
+                // the digest is one thread's, and the longest task
+                run_tasks(executor, n_wave + 1, [&](uint64_t task) {
+                    if (task == 0) {
+                        run_tasks(nullptr, n_wave, digest_unit);
+                    } else {
+                        write_unit(task - 1);
+                    }
+                });
+            } else {
+                run_tasks(nullptr, n_wave, [&](uint64_t i) {
+                    digest_unit(i);
+                    write_unit(i);
+                });
             }
             first += n_wave;
         }
@@ -711,13 +739,13 @@ namespace {
 
 // What both entry points check and prepare.
 uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sources, uint64_t n_planes,
-                   const cachegen_row_reader * reader, const cachegen_lcg3_options * options,
+                   const cachegen_row_reader * reader, const cachegen_lcg3_options & options,
                    const cachegen_executor * executor, lcg3::unit_encoder * elsewhere, lcg3::archive_sink & sink) {
-    if (planes == nullptr || sources == nullptr || options == nullptr) {
-        fail(CACHEGEN_ERR_ARGUMENT, "planes, sources or options is NULL");
+    if (planes == nullptr || sources == nullptr) {
+        fail(CACHEGEN_ERR_ARGUMENT, "planes or sources is NULL");
     }
     lcg3::page_encoder encoder{};
-    encoder.options   = *options;
+    encoder.options   = options;
     encoder.executor  = executor;
     encoder.reader    = reader;
     encoder.elsewhere = elsewhere;
@@ -740,21 +768,21 @@ uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sou
 uint64_t lcg3::encode_with(unit_encoder & units, const cachegen_lcg3_plane * planes, const cachegen_rows * sources,
                            uint64_t n_planes, const cachegen_row_reader & reader, const cachegen_lcg3_options & options,
                            const cachegen_executor * executor, const cachegen_sink & sink) {
-    callback_sink to_caller(sink);
-    return encode_to(planes, sources, n_planes, &reader, &options, executor, &units, to_caller);
+    callback_sink to_caller(sink, options);
+    return encode_to(planes, sources, n_planes, &reader, options, executor, &units, to_caller);
 }
 
 int32_t cachegen_lcg3_encode(const struct cachegen_lcg3_plane * planes, const struct cachegen_rows * sources,
                              uint64_t n_planes, const struct cachegen_lcg3_options * options,
                              const struct cachegen_executor * executor, void ** archive, uint64_t * n_bytes) {
     return guard([&] {
-        if (archive == nullptr || n_bytes == nullptr) {
-            fail(CACHEGEN_ERR_ARGUMENT, "archive or n_bytes is NULL");
+        if (archive == nullptr || options == nullptr || n_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "archive, options or n_bytes is NULL");
         }
         *archive = nullptr;
         *n_bytes = 0;
         lcg3::memory_sink sink;
-        const uint64_t archive_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, nullptr, sink);
+        const uint64_t archive_bytes = encode_to(planes, sources, n_planes, nullptr, *options, executor, nullptr, sink);
         *archive                     = sink.release(archive_bytes);
         *n_bytes                     = archive_bytes;
     });
@@ -767,12 +795,12 @@ int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes, con
                                   uint64_t * n_bytes) {
     return guard([&] {
         if (sink == nullptr || sink->write == nullptr || n_bytes == nullptr || reader == nullptr ||
-            reader->read == nullptr) {
-            fail(CACHEGEN_ERR_ARGUMENT, "sink, reader, a function of them or n_bytes is NULL");
+            reader->read == nullptr || options == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "sink, reader, a function of them, options or n_bytes is NULL");
         }
         *n_bytes = 0;
-        lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, reader, options, executor, nullptr, to_caller);
+        lcg3::callback_sink to_caller(*sink, *options);
+        *n_bytes = encode_to(planes, sources, n_planes, reader, *options, executor, nullptr, to_caller);
     });
 }
 
@@ -781,11 +809,11 @@ int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const
                                 const struct cachegen_executor * executor, const struct cachegen_sink * sink,
                                 uint64_t * n_bytes) {
     return guard([&] {
-        if (sink == nullptr || sink->write == nullptr || n_bytes == nullptr) {
-            fail(CACHEGEN_ERR_ARGUMENT, "sink, its function or n_bytes is NULL");
+        if (sink == nullptr || sink->write == nullptr || options == nullptr || n_bytes == nullptr) {
+            fail(CACHEGEN_ERR_ARGUMENT, "sink, its function, options or n_bytes is NULL");
         }
         *n_bytes = 0;
-        lcg3::callback_sink to_caller(*sink);
-        *n_bytes = encode_to(planes, sources, n_planes, nullptr, options, executor, nullptr, to_caller);
+        lcg3::callback_sink to_caller(*sink, *options);
+        *n_bytes = encode_to(planes, sources, n_planes, nullptr, *options, executor, nullptr, to_caller);
     });
 }

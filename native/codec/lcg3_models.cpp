@@ -12,35 +12,156 @@ namespace cachegen::lcg3 {
 
 namespace {
 
+constexpr uint64_t channels_a_task = 256;
+
+uint64_t n_channel_tasks(uint64_t n_channels) {
+    return (n_channels + channels_a_task - 1) / channels_a_task;
+}
+
 // Orders channels by the spread of their symbols in `n_bands` bands, then by their mean: a start for Lloyd's algorithm
 // that does not depend on chance.
-metered_vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_bands) {
+metered_vector<uint32_t> start_order(const channel_counts & counts, uint32_t n_bands,
+                                     const cachegen_executor * executor) {
     const uint64_t        n = counts.n_channels;
     metered_vector<float> mean(n);
     metered_vector<float> spread(n);
-    for (uint64_t c = 0; c < n; c++) {
-        const uint32_t * symbol = &counts.counts[c * 2 * counts.n_symbols];
-        double           total = 0, sum = 0, squares = 0;
-        for (uint32_t s = 0; s < counts.n_symbols; s++) {
-            total += symbol[s];
-            sum += double(symbol[s]) * s;
-            squares += double(symbol[s]) * s * s;
+    run_tasks(executor, n_channel_tasks(n), [&](uint64_t task) {
+        for (uint64_t c = task * channels_a_task; c < std::min(n, (task + 1) * channels_a_task); c++) {
+            const uint32_t * symbol = &counts.counts[c * 2 * counts.n_symbols];
+            double           total = 0, sum = 0, squares = 0;
+            for (uint32_t s = 0; s < counts.n_symbols; s++) {
+                total += symbol[s];
+                sum += double(symbol[s]) * s;
+                squares += double(symbol[s]) * s * s;
+            }
+            total     = std::max(total, 1.0);
+            mean[c]   = static_cast<float>(sum / total);
+            spread[c] = static_cast<float>(squares / total - (sum / total) * (sum / total));
         }
-        total     = std::max(total, 1.0);
-        mean[c]   = static_cast<float>(sum / total);
-        spread[c] = static_cast<float>(squares / total - (sum / total) * (sum / total));
-    }
+    });
     metered_vector<uint32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(),
-              [&](uint32_t a, uint32_t b) { return spread[a] != spread[b] ? spread[a] < spread[b] : a < b; });
-    for (uint32_t band = 0; band < n_bands; band++) {
-        std::sort(order.begin() + static_cast<int64_t>(n * band / n_bands),
-                  order.begin() + static_cast<int64_t>(n * (band + 1) / n_bands),
-                  [&](uint32_t a, uint32_t b) { return mean[a] != mean[b] ? mean[a] < mean[b] : a < b; });
+    const auto by = [](const metered_vector<float> & keys) {
+        return [&keys](uint32_t a, uint32_t b) { return keys[a] != keys[b] ? keys[a] < keys[b] : a < b; };
+    };
+    const auto begin_of = [&](uint64_t band) { return order.begin() + static_cast<int64_t>(n * band / n_bands); };
+    for (uint32_t band = 1; band < n_bands; band++) {
+        std::nth_element(begin_of(band - 1), begin_of(band), order.end(), by(spread));
     }
+    run_tasks(executor, n_bands, [&](uint64_t band) { std::sort(begin_of(band), begin_of(band + 1), by(mean)); });
     return order;
 }
+
+// Lloyd's algorithm: a model's bits for each symbol and distance, then the cheapest model of each channel.
+class model_search {
+  public:
+    model_search(const channel_counts & counts, uint32_t n_models, const cachegen_executor * executor,
+                 metered_vector<uint8_t> & model_of_channel)
+        : counts_(counts), n_counts_(2 * size_t{ counts.n_symbols }), n_models_(n_models), executor_(executor),
+          models_(model_of_channel), stride_((n_models + models_a_step - 1) / models_a_step * models_a_step),
+          n_parts_(std::min<uint64_t>(max_parts, n_channel_tasks(counts.n_channels))),
+          sums_(n_parts_ * n_models * n_counts_), costs_(n_counts_ * stride_) {}
+
+    // what the models there are cost
+    void start() {
+        run_tasks(executor_, n_parts_, [&](uint64_t part) { add_up(part); });
+        make_costs();
+    }
+
+    // False: no channel has found a cheaper one.
+    bool improve() {
+        std::atomic<bool> has_changed{ false };
+        run_tasks(executor_, n_parts_, [&](uint64_t part) {
+            if (choose(part)) {
+                has_changed = true;
+            }
+            add_up(part);
+        });
+        make_costs();
+        return has_changed;
+    }
+
+  private:
+    static constexpr uint32_t models_a_step = 16; // that registers have sums for
+    static constexpr uint64_t max_parts     = 32; // of the channels; each has sums of its own
+
+    uint64_t begin_of(uint64_t part) const { return counts_.n_channels * part / n_parts_; }
+
+    void add_up(uint64_t part) {
+        uint64_t * const sums = &sums_[part * n_models_ * n_counts_];
+        std::fill(sums, sums + n_models_ * n_counts_, 0);
+        for (uint64_t c = begin_of(part); c < begin_of(part + 1); c++) {
+            uint64_t * const       sum   = sums + models_[c] * n_counts_;
+            const uint32_t * const count = &counts_.counts[c * n_counts_];
+            for (size_t i = 0; i < n_counts_; i++) {
+                sum[i] += count[i];
+            }
+        }
+    }
+
+    void make_costs() {
+        metered_vector<double> sum(n_counts_);
+        for (uint32_t m = 0; m < n_models_; m++) {
+            for (size_t i = 0; i < n_counts_; i++) {
+                uint64_t n = 0;
+                for (uint64_t part = 0; part < n_parts_; part++) {
+                    n += sums_[(part * n_models_ + m) * n_counts_ + i];
+                }
+                sum[i] = 0.5 + static_cast<double>(n);
+            }
+            for (size_t half = 0; half < n_counts_; half += counts_.n_symbols) {
+                const auto   begin = sum.begin() + static_cast<int64_t>(half);
+                const double total = std::accumulate(begin, begin + counts_.n_symbols, 0.0);
+                for (size_t i = half; i < half + counts_.n_symbols; i++) {
+                    costs_[i * stride_ + m] = static_cast<float>(std::log2(total / sum[i]));
+                }
+            }
+        }
+    }
+
+    bool choose(uint64_t part) {
+        bool has_changed = false;
+        for (uint64_t c = begin_of(part); c < begin_of(part + 1); c++) {
+            const uint32_t * const count = &counts_.counts[c * n_counts_];
+            float                  least = INFINITY;
+            uint32_t               best  = 0;
+            for (uint32_t first = 0; first < n_models_; first += models_a_step) {
+                float bits[models_a_step] = {};
+                for (size_t i = 0; i < n_counts_; i++) {
+                    if (count[i] == 0) {
+                        continue;
+                    }
+                    const auto          n    = static_cast<float>(count[i]);
+                    const float * const cost = &costs_[i * stride_ + first];
+                    for (uint32_t m = 0; m < models_a_step; m++) {
+                        bits[m] += n * cost[m];
+                    }
+                }
+                for (uint32_t m = 0; m < std::min(models_a_step, n_models_ - first); m++) {
+                    if (bits[m] < least) {
+                        least = bits[m];
+                        best  = first + m;
+                    }
+                }
+            }
+            if (best != models_[c]) {
+                models_[c]  = static_cast<uint8_t>(best);
+                has_changed = true;
+            }
+        }
+        return has_changed;
+    }
+
+    const channel_counts &    counts_;
+    const size_t              n_counts_; // of a channel: symbols, then distances
+    const uint32_t            n_models_;
+    const cachegen_executor * executor_;
+    metered_vector<uint8_t> & models_; // of each channel
+    const size_t              stride_; // of costs, in models
+    const uint64_t            n_parts_;
+    metered_vector<uint64_t>  sums_;  // [part][model][count]
+    metered_vector<float>     costs_; // [count][model]: bits a symbol or distance
+};
 
 } // namespace
 
@@ -87,63 +208,18 @@ void count_pairs(const uint8_t * symbols, uint32_t n_tokens, uint32_t n_active, 
 model_choice choose_models(const channel_counts & counts, uint32_t n_models, uint32_t n_iterations,
                            const cachegen_executor * executor) {
     const uint64_t n_channels = counts.n_channels;
-    const size_t   n_counts   = 2 * size_t{ counts.n_symbols };
     n_models                  = static_cast<uint32_t>(std::max<uint64_t>(1, std::min<uint64_t>(n_models, n_channels)));
 
     model_choice choice{ n_models, metered_vector<uint8_t>(n_channels) };
-    const auto   order = start_order(counts, std::max(1u, static_cast<uint32_t>(std::sqrt(double(n_models)))));
+    const auto order = start_order(counts, std::max(1u, static_cast<uint32_t>(std::sqrt(double(n_models)))), executor);
     for (uint64_t i = 0; i < n_channels; i++) {
         choice.model_of_channel[order[i]] = static_cast<uint8_t>(i * n_models / n_channels);
     }
 
-    metered_vector<double> sums(n_models * n_counts);
-    metered_vector<float>  costs(n_models * n_counts); // [n_counts][n_models]: bits a symbol or distance
-    for (uint32_t iteration = 0; iteration < n_iterations && n_models > 1; iteration++) {
-        std::fill(sums.begin(), sums.end(), 0.5);
-        for (uint64_t c = 0; c < n_channels; c++) {
-            double * sum = &sums[choice.model_of_channel[c] * n_counts];
-            for (size_t i = 0; i < n_counts; i++) {
-                sum[i] += counts.counts[c * n_counts + i];
-            }
-        }
-        for (uint32_t m = 0; m < n_models; m++) {
-            for (size_t half = 0; half < n_counts; half += counts.n_symbols) {
-                double total = 0;
-                for (size_t i = half; i < half + counts.n_symbols; i++) {
-                    total += sums[m * n_counts + i];
-                }
-                for (size_t i = half; i < half + counts.n_symbols; i++) {
-                    costs[i * n_models + m] = static_cast<float>(std::log2(total / sums[m * n_counts + i]));
-                }
-            }
-        }
-        std::atomic<bool>  has_changed{ false };
-        constexpr uint64_t channels_a_task = 256;
-        run_tasks(executor, (n_channels + channels_a_task - 1) / channels_a_task, [&](uint64_t task) {
-            metered_vector<float> channel_costs(n_models);
-            for (uint64_t c = task * channels_a_task; c < std::min(n_channels, (task + 1) * channels_a_task); c++) {
-                const uint32_t * count = &counts.counts[c * n_counts];
-                std::fill(channel_costs.begin(), channel_costs.end(), 0.0f);
-                for (size_t i = 0; i < n_counts; i++) {
-                    if (count[i] == 0) {
-                        continue;
-                    }
-                    const auto    n    = static_cast<float>(count[i]);
-                    const float * cost = &costs[i * n_models];
-                    for (uint32_t m = 0; m < n_models; m++) {
-                        channel_costs[m] += n * cost[m];
-                    }
-                }
-                const auto best = static_cast<uint8_t>(std::min_element(channel_costs.begin(), channel_costs.end()) -
-                                                       channel_costs.begin());
-                if (best != choice.model_of_channel[c]) {
-                    choice.model_of_channel[c] = best;
-                    has_changed                = true;
-                }
-            }
-        });
-        if (!has_changed) {
-            break;
+    if (n_models > 1) {
+        model_search search(counts, n_models, executor, choice.model_of_channel);
+        search.start();
+        for (uint32_t iteration = 0; iteration < n_iterations && search.improve(); iteration++) {
         }
     }
 

@@ -1,5 +1,6 @@
 #include "rans_encode.h"
 
+#include "executor.h"
 #include "isa.h"
 #include "status.h"
 
@@ -9,7 +10,7 @@
 namespace cachegen::lcg3 {
 
 set_encoder::set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint32_t n_classes, uint32_t n_models,
-                         const uint8_t * class_of, uint8_t initial_class)
+                         const uint8_t * class_of, uint8_t initial_class, const cachegen_executor * executor)
     : n_classes(n_classes), log2_stride(log2_buckets(n_symbols)),
       symbols((size_t{ n_models } * n_classes) << log2_buckets(n_symbols)),
       slots(size_t{ n_models } * n_classes * prob_scale + 1), initial_class(initial_class) {
@@ -18,8 +19,8 @@ set_encoder::set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint3
 
     const uint32_t n_buckets = 1u << log2_buckets(n_symbols);
     const uint32_t width     = prob_scale / n_buckets;
-    bucket         buckets[max_symbols];
-    for (size_t d = 0; d < size_t{ n_models } * n_classes; d++) {
+    const auto     make      = [&](size_t d) {
+        bucket           buckets[max_symbols];
         const uint16_t * frequency = frequencies + d * n_symbols;
         encoder_symbol * symbol    = &symbols[d << log2_stride];
         uint16_t *       slot      = &slots[d * prob_scale];
@@ -31,14 +32,21 @@ set_encoder::set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint3
             first += frequency[s];
         }
         build_buckets(frequency, n_symbols, buckets);
-        for (uint32_t i = 0; i < prob_scale; i++) {
-            const uint32_t u    = i % width;
-            const uint32_t low  = static_cast<uint32_t>(buckets[i / width]);
-            const uint32_t half = u < half_divider(low) ? low : static_cast<uint32_t>(buckets[i / width] >> 32);
-            const uint32_t rank = (u + half_addend(half)) & (prob_scale - 1);
-            slot[symbol[half_symbol(half)].first_slot + rank] = static_cast<uint16_t>(i);
+        for (uint32_t i = 0; i < n_buckets; i++) {
+            const uint32_t low  = static_cast<uint32_t>(buckets[i]);
+            const uint32_t high = static_cast<uint32_t>(buckets[i] >> 32);
+            for (uint32_t u = 0; u < width; u++) {
+                const uint32_t half                               = u < half_divider(low) ? low : high;
+                const uint32_t rank                               = (u + half_addend(half)) & (prob_scale - 1);
+                slot[symbol[half_symbol(half)].first_slot + rank] = static_cast<uint16_t>(i * width + u);
+            }
         }
-    }
+    };
+    run_tasks(executor, n_models, [&](uint64_t m) {
+        for (uint32_t k = 0; k < n_classes; k++) {
+            make(m * n_classes + k);
+        }
+    });
 }
 
 static bool encode_group_scalar(const set_encoder & encoder, group_words & group, uint32_t n_tokens) {

@@ -1,6 +1,7 @@
 // The encoder's side of rans_decode.h: tables that invert the decoder's, and one group's word stream.
 #pragma once
 
+#include "cachegen.h"
 #include "meter.h"
 #include "rans_table.h"
 
@@ -28,7 +29,7 @@ struct set_encoder {
 
     // frequencies: [n_models][n_classes][n_symbols], every distribution sums to 1,024
     set_encoder(const uint16_t * frequencies, uint32_t n_symbols, uint32_t n_classes, uint32_t n_models,
-                const uint8_t * class_of, uint8_t initial_class);
+                const uint8_t * class_of, uint8_t initial_class, const cachegen_executor * executor);
 };
 
 // One group of 32 channels to be encoded.

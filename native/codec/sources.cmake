@@ -23,6 +23,7 @@ set(CACHEGEN_DECODER_SOURCES
 )
 
 set(CACHEGEN_DECODER_SOURCES_AVX2
+    digest_avx2.cpp
     lcg3_dequantize_avx2.cpp
     rans_decode_avx2.cpp
     symbol_unpack_avx2.cpp
@@ -30,6 +31,7 @@ set(CACHEGEN_DECODER_SOURCES_AVX2
 )
 
 set(CACHEGEN_DECODER_SOURCES_AVX512
+    digest_avx512.cpp
     lcg3_dequantize_avx512.cpp
     rans_decode_avx512.cpp
     symbol_unpack_avx512.cpp

@@ -2,8 +2,10 @@
 // bytes.
 #pragma once
 
+#include "arithmetic_coder.h"
 #include "cachegen.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,10 +29,17 @@ struct tile {
     uint32_t        symbol_bits() const { return n_bins == 16 ? 4 : 5; }
     uint32_t        n_levels() const { return n_bins - 1; }
     const uint8_t * maxima() const { return bytes + tile_header_bytes; }
-    const uint8_t * after_maxima() const { return maxima() + 4 * size_t{ n_tokens }; }
+    const uint8_t * after_maxima() const { return maxima() + 4 * size_t{ n_tokens }; } // LCG1: tables, LCG2: symbols
+    // of LCG1 alone: u16 of each channel, and what they are the lengths of
+    const uint8_t * lengths() const { return after_maxima() + 2 * size_t{ n_cdf_entries } * n_channels; }
+    const uint8_t * streams() const { return lengths() + 2 * size_t{ n_channels }; }
 };
 
 tile parse_tile(const void * bytes, uint64_t n_bytes);
+
+// All that the format says of a tile besides its header and its symbols: maxima, tables and lengths, unused bits.
+// decode_tile() does this first.
+void check_tile(const tile & source);
 
 /*
  * Decode a tile into tokens first_token on of typed rows, with as many channels. Every value is an F16 number, then

@@ -27,16 +27,46 @@ void make_levels(uint32_t n_levels, float * levels) {
     }
 }
 
-std::vector<float> read_maxima(const tile & source) {
-    std::vector<float> maxima(source.n_tokens);
+void check_maxima(const tile & source) {
     for (uint32_t t = 0; t < source.n_tokens; t++) {
-        maxima[t]           = get_le<float>(source.maxima() + 4 * size_t{ t });
-        const uint16_t half = fp32_to_fp16(maxima[t]);
+        const auto     maximum = get_le<float>(source.maxima() + 4 * size_t{ t });
+        const uint16_t half    = fp32_to_fp16(maximum);
         if (half >= 0x7c00) { // the sign's bit, or infinite or a NaN as F16
-            fail(CACHEGEN_ERR_TABLE, "token %u: maximum %g is no magnitude that F16 can hold", t, maxima[t]);
+            fail(CACHEGEN_ERR_TABLE, "token %u: maximum %g is no magnitude that F16 can hold", t, maximum);
         }
     }
-    return maxima;
+}
+
+// LCG1
+void check_streams(const tile & source) {
+    const uint64_t  n_channels = source.n_channels;
+    const uint8_t * tables     = source.after_maxima();
+    const uint8_t * lengths    = source.lengths();
+    uint64_t        sum        = 0;
+    for (uint64_t c = 0; c < n_channels; c++) {
+        if (!is_cdf(tables + 2 * c * n_cdf_entries)) {
+            fail(CACHEGEN_ERR_TABLE, "the table of channel %llu does not rise strictly from 0 to 65,535", (ull) c);
+        }
+    }
+    for (uint64_t c = 0; c < n_channels; c++) {
+        const uint32_t length = get_le<uint16_t>(lengths + 2 * c);
+        if (length < 1 || length > max_stream_bytes) {
+            fail(CACHEGEN_ERR_GEOMETRY, "channel %llu: a stream of %u bytes; 1 to 256 are possible", (ull) c, length);
+        }
+        sum += length;
+    }
+    if (sum != source.stream_bytes) {
+        fail(CACHEGEN_ERR_GEOMETRY, "streams of %llu bytes, %u by the header", (ull) sum, source.stream_bytes);
+    }
+}
+
+// LCG2
+void check_unused_bits(const tile & source) {
+    const uint64_t n_values  = uint64_t{ source.n_channels } * source.n_tokens;
+    const auto     last_bits = static_cast<uint32_t>(n_values * source.symbol_bits() % 8);
+    if (last_bits != 0 && source.after_maxima()[source.stream_bytes - 1] >> last_bits != 0) {
+        fail(CACHEGEN_ERR_RESERVED, "the unused bits of the last byte are not zero");
+    }
 }
 
 void check_symbols(const tile & source, const uint8_t * symbols, uint64_t n, uint64_t first, const char * where) {
@@ -58,24 +88,8 @@ void decode_streams(const tile & source, const uint8_t * row_tables, const cache
                     uint64_t first_token) {
     const uint64_t  n_channels = source.n_channels;
     const uint8_t * tables     = source.after_maxima();
-    const uint8_t * lengths    = tables + 2 * n_channels * n_cdf_entries;
-    const uint8_t * streams    = lengths + 2 * n_channels;
-    uint64_t        sum        = 0;
-    for (uint64_t c = 0; c < n_channels; c++) {
-        if (!is_cdf(tables + 2 * c * n_cdf_entries)) {
-            fail(CACHEGEN_ERR_TABLE, "the table of channel %llu does not rise strictly from 0 to 65,535", (ull) c);
-        }
-    }
-    for (uint64_t c = 0; c < n_channels; c++) {
-        const uint32_t length = get_le<uint16_t>(lengths + 2 * c);
-        if (length < 1 || length > max_stream_bytes) {
-            fail(CACHEGEN_ERR_GEOMETRY, "channel %llu: a stream of %u bytes; 1 to 256 are possible", (ull) c, length);
-        }
-        sum += length;
-    }
-    if (sum != source.stream_bytes) {
-        fail(CACHEGEN_ERR_GEOMETRY, "streams of %llu bytes, %u by the header", (ull) sum, source.stream_bytes);
-    }
+    const uint8_t * lengths    = source.lengths();
+    const uint8_t * streams    = source.streams();
 
     const auto &         fp16      = lcg3::fp16_rows();
     const auto           from_fp16 = converters().from_fp16;
@@ -108,16 +122,11 @@ void decode_streams(const tile & source, const uint8_t * row_tables, const cache
 void decode_packed(const tile & source, const uint8_t * row_tables, const cachegen_rows & destination,
                    uint64_t first_token) {
     const uint64_t  n_channels = source.n_channels;
-    const uint64_t  n_values   = n_channels * source.n_tokens;
     const uint8_t * packed     = source.after_maxima();
     const uint32_t  bits       = source.symbol_bits();
-    const uint32_t  last_bits  = static_cast<uint32_t>(n_values * bits % 8);
-    if (last_bits != 0 && packed[source.stream_bytes - 1] >> last_bits != 0) {
-        fail(CACHEGEN_ERR_RESERVED, "the unused bits of the last byte are not zero");
-    }
-    const auto unpack    = bits == 4 ? unpackers().unpack_4 : unpackers().unpack_5;
-    const auto look_up   = lcg3::fp16_rows().look_up_row;
-    const auto from_fp16 = converters().from_fp16;
+    const auto      unpack     = bits == 4 ? unpackers().unpack_4 : unpackers().unpack_5;
+    const auto      look_up    = lcg3::fp16_rows().look_up_row;
+    const auto      from_fp16  = converters().from_fp16;
 
     // chunks begin at whole bytes: eight tokens do, whatever the number of channels
     const uint64_t             chunk_tokens = std::max<uint64_t>(8, chunk_values / n_channels / 8 * 8);
@@ -200,6 +209,11 @@ tile parse_tile(const void * bytes, uint64_t n_bytes) {
     return result;
 }
 
+void check_tile(const tile & source) {
+    check_maxima(source);
+    (source.version == 1 ? check_streams : check_unused_bits)(source);
+}
+
 void decode_tile(const tile & source, const cachegen_rows & destination, uint64_t first_token) {
     if (destination.n_channels != source.n_channels) {
         fail(CACHEGEN_ERR_MISMATCH, "a tile of %u channels, a destination of %llu", source.n_channels,
@@ -209,8 +223,10 @@ void decode_tile(const tile & source, const cachegen_rows & destination, uint64_
         fail(CACHEGEN_ERR_MISMATCH, "a tile of %u tokens does not fit at token %llu of %llu", source.n_tokens,
              (ull) first_token, (ull) destination.n_tokens);
     }
-    const std::vector<float> maxima = read_maxima(source);
-    float                    levels[64];
+    check_tile(source);
+    std::vector<float> maxima(source.n_tokens);
+    memcpy(maxima.data(), source.maxima(), 4 * maxima.size());
+    float levels[64];
     make_levels(source.n_levels(), levels);
     std::vector<uint8_t> row_tables(source.n_tokens * lcg3::row_table_bytes);
     lcg3::fp16_rows().make_tables(levels, source.n_levels(), maxima.data(), source.n_tokens, row_tables.data());

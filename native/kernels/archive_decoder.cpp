@@ -115,10 +115,14 @@ archive_decoder::~archive_decoder() {
     }
 }
 
-// check what is in the memory of a slot; on any thread
-part_plan archive_decoder::prepare(uint32_t part, uint64_t number, uint8_t * memory) const {
-    lcg3::payload payload  = lcg3::part_of(archive_, part);
-    payload.bytes          = memory;
+// check what is in the memory of a slot, whose digest is known; on any thread
+part_plan archive_decoder::prepare(uint32_t part, uint64_t number, uint64_t digest, uint8_t * memory) const {
+    lcg3::payload payload = lcg3::part_of(archive_, part);
+    payload.bytes         = memory;
+    if (part == 0) {
+        lcg3::check_padding(archive_, payload);
+    }
+    lcg3::check_digest(archive_, part, digest);
     const auto device_slot = static_cast<uint32_t>(number % device_.n_device_slots());
     return plan_.plan(part, payload, device_.slot_address(device_slot), limits_);
 }
@@ -175,16 +179,22 @@ void archive_decoder::part(uint32_t part, const void * bytes, uint64_t n_bytes) 
     const uint64_t  number = n_parts_++;
     uint8_t * const memory = device_.host_slot(static_cast<uint32_t>(number % device_.n_host_slots()));
     memcpy(memory, bytes, n_bytes);
-    enqueue(part, number, prepare(part, number, memory), memory);
+    const auto [begin, end] = lcg3::digested_range(archive_, part);
+    const uint64_t digest   = lcg3::digest_of(memory + (begin - expected.offset), end - begin);
+    enqueue(part, number, prepare(part, number, digest, memory), memory);
 }
 
-// Threads read pieces of parts into slots, and who reads a part's last piece checks it; this one enqueues parts in
-// order. A slot is free when its part has been enqueued: host_slot() waits for the upload.
+// Threads read pieces of parts into slots. Whoever has read the next piece of a part's digest goes on with the digest,
+// and who has done the last one checks the part; this one enqueues parts in order. A slot is free when its part has
+// been enqueued: host_slot() waits for the upload.
 void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source & from, uint32_t n_threads) {
     struct part_state {
-        uint32_t  n_unread = 0; // pieces
-        bool      is_ready = false;
-        part_plan plan;
+        std::vector<bool>   is_read; // pieces
+        uint32_t            n_digested   = 0;
+        bool                is_digesting = false; // on some thread
+        bool                is_ready     = false;
+        lcg3::stream_digest digest;
+        part_plan           plan;
     };
     const uint64_t          first   = n_parts_;
     const uint32_t          n_slots = device_.n_host_slots();
@@ -216,8 +226,9 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
     };
     uint64_t n_pieces = 0;
     for (uint64_t index = 0; index < n_parts; index++) {
-        states[index].n_unread = n_pieces_of(lcg3::part_of(archive_, parts[index]).n_bytes);
-        n_pieces += states[index].n_unread;
+        const uint32_t n = n_pieces_of(lcg3::part_of(archive_, parts[index]).n_bytes);
+        states[index].is_read.resize(n);
+        n_pieces += n;
     }
     const auto work = [&] {
         while (true) {
@@ -234,7 +245,7 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
                 }
                 index = next_part;
                 piece = next_piece++;
-                if (next_piece == n_pieces_of(lcg3::part_of(archive_, parts[index]).n_bytes)) {
+                if (next_piece == states[index].is_read.size()) {
                     next_part++;
                     next_piece = 0;
                 }
@@ -247,16 +258,34 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
             if (from.read(from.user_data, where.offset + begin, memory + begin, n_bytes) != 0) {
                 fail(CACHEGEN_ERR_CALLBACK, "part %u could not be read", parts[index]);
             }
-            {
-                const std::lock_guard<std::mutex> lock(mutex);
-                if (--states[index].n_unread > 0) {
-                    continue;
-                }
+            part_state & state              = states[index];
+            const auto [from_byte, to_byte] = lcg3::digested_range(archive_, parts[index]);
+            std::unique_lock<std::mutex> lock(mutex);
+            state.is_read[piece] = true;
+            if (state.is_digesting) {
+                continue;
             }
-            part_plan                         plan = prepare(parts[index], number, memory);
-            const std::lock_guard<std::mutex> lock(mutex);
-            states[index].plan     = std::move(plan);
-            states[index].is_ready = true;
+            state.is_digesting = true;
+            while (state.n_digested < state.is_read.size() && state.is_read[state.n_digested]) {
+                const uint64_t piece_begin = where.offset + state.n_digested * piece_bytes;
+                lock.unlock();
+                const uint64_t digest_begin = std::max(piece_begin, from_byte);
+                const uint64_t digest_end   = std::min(piece_begin + piece_bytes, to_byte);
+                if (digest_begin < digest_end) {
+                    state.digest.update(memory + (digest_begin - where.offset), digest_end - digest_begin);
+                }
+                lock.lock();
+                state.n_digested++;
+            }
+            state.is_digesting = false;
+            if (state.n_digested < state.is_read.size()) {
+                continue;
+            }
+            lock.unlock();
+            part_plan plan = prepare(parts[index], number, state.digest.value(), memory);
+            lock.lock();
+            state.plan     = std::move(plan);
+            state.is_ready = true;
             changed.notify_all();
         }
     };

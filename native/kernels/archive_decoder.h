@@ -40,7 +40,7 @@ class archive_decoder {
     uint64_t host_bytes() const { return device_.host_slot_bytes(); }
 
   private:
-    part_plan prepare(uint32_t part, uint64_t number, uint8_t * memory) const;
+    part_plan prepare(uint32_t part, uint64_t number, uint64_t digest, uint8_t * memory) const;
     void      enqueue(uint32_t part, uint64_t number, const part_plan & plan, uint8_t * memory);
 
     device &                device_;

@@ -1,6 +1,7 @@
 // A lossy unit straight into its destination: entropy decoding, levels times scales, rotation and typed store in one.
 #pragma once
 
+#include "block_store.h"
 #include "rans_body.h"
 #include "store_body.h"
 
@@ -71,6 +72,37 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
     }
 }
 
+// what the symbols of a tile stand for; levels: of the symbols me.lane and me.lane + 32
+template <int R, int T, bool IS_WIDE> KC_FN void values_of(const float (&levels)[2], const float (&scales)[T],
+                                                           const uint32_t (&halves)[R][T], float (&values)[R][T]) {
+    KC_UNROLL
+    for (int r = 0; r < R; r++) {
+        KC_UNROLL
+        for (int t = 0; t < T; t++) {
+            const uint32_t symbol = halves[r][t] >> 11;
+            uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol);
+            if (IS_WIDE) {
+                const uint32_t upper = kc_shuffle(kc_float_bits(levels[1]), symbol);
+                level                = symbol & 32 ? upper : level;
+            }
+            values[r][t] = kc_float(level) * scales[t];
+        }
+    }
+}
+
+// The shared memory of a group of lanes, without its rings. Blocks of several groups a lane go through tiles.
+template <uint32_t STORE, int R> struct lane_shape {
+    static constexpr bool     has_tiles = (STORE == store_q8_0 || STORE == store_q4_0) && R > 1;
+    static constexpr uint32_t bytes     = sizeof(token_scratch) + (has_tiles ? block_tile<R>::bytes : 0);
+};
+
+// the shared memory of a group of lanes
+struct lane_memory {
+    KC_SHARED uint8_t *       rings; // R, at a multiple of a ring's size
+    KC_SHARED token_scratch * scratch;
+    KC_SHARED float *         tile; // block_tile's bytes, if there are tiles
+};
+
 /*
  * Decode R adjacent groups of a unit.
  * levels  IN  of the symbols me.lane and me.lane + 32
@@ -79,18 +111,38 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
 template <uint32_t STORE, int R, bool IS_WIDE>
 KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const kc_shared & table,
                          const float (&levels)[2], const KC_GLOBAL unit_job & unit, uint32_t unit_index,
-                         uint32_t first_group, KC_SHARED uint8_t * rings, KC_SHARED token_scratch & scratch) {
+                         uint32_t first_group, const lane_memory & memory) {
     constexpr int      T     = tiling<R>::tokens;
     const bucket_shape shape = shape_of(in.set);
     lane_streams<R>    streams;
-    open_streams(me, in, unit, table.base, first_group, rings, streams);
-    const uint32_t    n_rows   = unit.n_rows;
-    const uint32_t    rotation = unit.apply_rotation;
-    const float       factor   = unit.rotation_factor;
-    const destination dest     = destination_of(unit);
+    open_streams(me, in, unit, table.base, first_group, memory.rings, streams);
+    KC_SHARED token_scratch & scratch  = *memory.scratch;
+    const uint32_t            n_rows   = unit.n_rows;
+    const uint32_t            rotation = unit.apply_rotation;
+    const float               factor   = unit.rotation_factor;
+    const destination         dest     = destination_of(unit);
     for (uint32_t first_row = 0; first_row < n_rows; first_row += 32) {
         load_tokens(me, in, unit, first_row, scratch);
         const uint32_t n = n_rows - first_row < 32 ? n_rows - first_row : 32;
+        if constexpr (lane_shape<STORE, R>::has_tiles) {
+            constexpr uint32_t n_tile = block_tile<R>::tokens;
+            for (uint32_t begin = 0; begin < n; begin += n_tile) {
+                kc_sync_group(); // the tile before has been used
+                KC_UNROLL
+                for (uint32_t of_tile = 0; of_tile < n_tile && begin + of_tile < n; of_tile += T) {
+                    uint32_t halves[R][T] = {};
+                    next_tile<R, T>(me, in, shape, table, n - begin - of_tile, streams, halves);
+                    float scales[T];
+                    kc_read_words<T>(scratch.scales + begin + of_tile, scales);
+                    float values[R][T];
+                    values_of<R, T, IS_WIDE>(levels, scales, halves, values);
+                    put_values<R, T>(me, memory.tile, of_tile, values);
+                }
+                kc_sync_group();
+                store_block_tile<STORE, R>(me, dest, first_group, rotation, factor, scratch.cells + begin, memory.tile);
+            }
+            continue;
+        }
         for (uint32_t begin = 0; begin < n; begin += T) {
             uint32_t halves[R][T] = {};
             next_tile<R, T>(me, in, shape, table, n - begin, streams, halves);
@@ -102,19 +154,7 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
                 continue;
             }
             float values[R][T];
-            KC_UNROLL
-            for (int r = 0; r < R; r++) {
-                KC_UNROLL
-                for (int t = 0; t < T; t++) {
-                    const uint32_t symbol = halves[r][t] >> 11;
-                    uint32_t       level  = kc_shuffle(kc_float_bits(levels[0]), symbol);
-                    if (IS_WIDE) {
-                        const uint32_t upper = kc_shuffle(kc_float_bits(levels[1]), symbol);
-                        level                = symbol & 32 ? upper : level;
-                    }
-                    values[r][t] = kc_float(level) * scales[t];
-                }
-            }
+            values_of<R, T, IS_WIDE>(levels, scales, halves, values);
             if (rotation != 0) {
                 rotate_tile<R, T>(me, rotation, factor, values);
             }
@@ -134,20 +174,23 @@ KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED
 
 /*
  * The kernel: groups of lanes take jobs in turn.
- * table    OUT in.set.n_entries
- * rings    OUT R rings a group of lanes, at a multiple of a ring's size
- * scratch  OUT one a group of lanes
+ * table  OUT in.set.n_entries
+ * rings  OUT R rings a group of lanes, at a multiple of a ring's size
+ * lanes  OUT lane_shape's bytes a group of lanes, at a multiple of 16
  */
 template <uint32_t STORE, int R, bool IS_WIDE>
 KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table,
-                         KC_SHARED uint8_t * rings, KC_SHARED token_scratch * scratch) {
+                         KC_SHARED uint8_t * rings, KC_SHARED uint8_t * lanes) {
     load_table(me, in, table);
-    const kc_shared shared    = kc_shared_at(table);
-    const float     levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
+    const kc_shared           shared    = kc_shared_at(table);
+    const float               levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
+    KC_SHARED uint8_t * const own       = lanes + me.group * lane_shape<STORE, R>::bytes;
+    const lane_memory         memory = { rings + me.group * R * tiling<R>::ring_bytes, (KC_SHARED token_scratch *) own,
+                                         (KC_SHARED float *) (own + sizeof(token_scratch)) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         const uint32_t index = in.groups[i].unit;
         decode_groups<STORE, R, IS_WIDE>(me, in, shared, levels, in.units[index], index, in.groups[i].first_group,
-                                         rings + me.group * R * tiling<R>::ring_bytes, scratch[me.group]);
+                                         memory);
     }
 }
 

@@ -20,10 +20,10 @@ template <int R> KC_ENTRY_FN uint8_t * aligned_to_rings(uint8_t * memory) {
 template <uint32_t STORE, int R, bool IS_WIDE> KC_KERNEL(decode_threads) decode(KC_ARGUMENT launch_buffers in) {
     alignas(16) extern KC_SHARED_MEMORY uint8_t shared[];
 
-    uint8_t * const rings   = aligned_to_rings<R>(shared);
-    auto * const    table   = reinterpret_cast<table_entry *>(rings + kc_n_groups() * R * tiling<R>::ring_bytes);
-    auto * const    scratch = reinterpret_cast<token_scratch *>(table + in.set.n_entries);
-    decode_kernel<STORE, R, IS_WIDE>(kc_this_thread(), in, table, rings, scratch);
+    uint8_t * const rings = aligned_to_rings<R>(shared);
+    auto * const    table = reinterpret_cast<table_entry *>(rings + kc_n_groups() * R * tiling<R>::ring_bytes);
+    auto * const    lanes = reinterpret_cast<uint8_t *>(table + in.set.n_entries);
+    decode_kernel<STORE, R, IS_WIDE>(kc_this_thread(), in, table, rings, lanes);
 }
 
 KC_KERNEL(native_threads)

@@ -17,9 +17,10 @@ using ull = unsigned long long;
 constexpr uint32_t max_side    = 8;    // adjacent groups that 32 lanes decode
 constexpr uint64_t spare_bytes = 2048; // of shared memory, to align it
 
-// shared memory of a group of lanes that decodes: rings, scales and cells
-uint64_t group_bytes(uint32_t rotation) {
-    return std::max<uint64_t>(4, rotation / 32) * 512 + 32 * 8;
+// adjacent groups that 32 lanes decode; F16 with one group a lane is for values that are ready when their symbol is
+// known
+uint32_t n_side_of(uint32_t store, uint32_t rotation) {
+    return std::max(store == store_f16 && rotation != 0 ? 2u : 1u, rotation / 32);
 }
 
 device_set make_set(const lcg3::symbol_set & set) {
@@ -87,8 +88,10 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
     if (from != to && ((from != 0 && to != 0) || rotation > 32 * max_side)) {
         return false;
     }
+    const uint32_t store       = store_of(destinations_[wanted.plane].rows);
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
-    return spare_bytes + table_bytes + limits.decode_groups * group_bytes(rotation) <= limits.shared_bytes;
+    const uint64_t group_bytes = decode_group_bytes(store, n_side_of(store, from != to ? rotation : 0));
+    return spare_bytes + table_bytes + limits.decode_groups * group_bytes <= limits.shared_bytes;
 }
 
 uint64_t decode_plan::largest_scratch() const {
@@ -242,8 +245,7 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
             unit.undo_rotation      = 0;
             unit.apply_rotation     = rotation;
             unit.rotation_factor    = rotation ? 1.0f / std::sqrt(static_cast<float>(rotation)) : 0;
-            // F16 with one group a lane is for values that are ready when their symbol is known
-            const uint32_t n_side   = std::max(store == store_f16 && rotation != 0 ? 2u : 1u, rotation / 32);
+            const uint32_t n_side   = n_side_of(store, rotation);
             auto &         jobs     = jobs_of(direct, 0, launch_kind::decode, store, n_side, plane.set);
             for (uint32_t group = 0; group < unit.n_groups; group += n_side) {
                 jobs.push_back({ index, group });
@@ -294,15 +296,12 @@ part_plan decode_plan::plan(uint32_t part, const lcg3::payload & bytes, uint64_t
                             const device_limits & limits) const {
     part_plan plan;
     if (part == 0) {
-        lcg3::check_padding(archive_, bytes);
-        lcg3::check_exact_digest(archive_, bytes);
         if (request_.has_exact_rows()) {
             add_exact_rows(plan, bytes, bytes_address);
         }
         return plan;
     }
     plan.block = part - 1;
-    lcg3::check_block_digest(archive_, bytes, plan.block);
     if (has_tokens_of(plan.block)) {
         add_block(plan, bytes, bytes_address, limits);
     }

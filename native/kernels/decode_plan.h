@@ -40,7 +40,7 @@ struct part_plan {
 // What a launch can use of the device.
 struct device_limits {
     uint64_t shared_bytes;  // of a workgroup
-    uint32_t decode_groups; // of lanes, in a workgroup that decodes
+    uint32_t decode_groups; // of lanes, in a workgroup that decodes, at least
     uint64_t scratch_bytes; // for native rows, at least largest_scratch()
     uint64_t scratch;       // its address
 };
@@ -65,7 +65,7 @@ class decode_plan {
     std::vector<uint32_t> unit_planes(uint32_t block) const;
 
     /*
-     * bytes          IN  the part, in host memory
+     * bytes          IN  the part, in host memory; its digest and padding have been checked
      * bytes_address  IN  of the copy that the device will read
      */
     part_plan plan(uint32_t part, const cachegen::lcg3::payload & bytes, uint64_t bytes_address,

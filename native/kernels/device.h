@@ -4,6 +4,7 @@
 
 #include "decode_plan.h"
 #include "encode_plan.h"
+#include "legacy_jobs.h"
 
 namespace kernels {
 
@@ -14,7 +15,7 @@ class device {
 
     // bytes of shared memory that a workgroup can have
     virtual uint64_t shared_bytes() const  = 0;
-    // groups of lanes in a workgroup that decodes
+    // groups of lanes in a workgroup that decodes, at least
     virtual uint32_t decode_groups() const = 0;
 
     // memory on the device; nobody else uses it until it is released
@@ -30,7 +31,9 @@ class device {
 
     // after the upload to the device slot and the launches with it before; those of other slots can run at the same
     // time. download() and wait() come after all of them.
-    virtual void launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) = 0;
+    virtual void launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot)       = 0;
+    // the same for LCG1 and LCG2
+    virtual void launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) = 0;
 
     /*
      * Staging: parts come in slots of host memory that the device reads fast, and go to slots of its own. There are at

@@ -1,7 +1,7 @@
 // From numbers of a plan to the template arguments of a kernel, for every device's launches.
 #pragma once
 
-#include "jobs.h"
+#include "decode_body.h"
 
 #include <type_traits>
 
@@ -34,6 +34,18 @@ template <typename Use> auto with_side(uint32_t n_side, const Use & use) {
 // both
 template <typename Use> auto with_store_and_side(uint32_t store, uint32_t n_side, const Use & use) {
     return with_store(store, [&](auto kind) { return with_side(n_side, [&](auto side) { return use(kind, side); }); });
+}
+
+// bytes of the shared memory of a group of lanes that decodes, without its rings
+inline uint32_t lane_bytes(uint32_t store, uint32_t n_side) {
+    return with_store_and_side(store, n_side, [](auto kind, auto side) {
+        constexpr uint32_t of_store = decltype(kind)::value;
+        constexpr int      of_side  = decltype(side)::value;
+        constexpr uint32_t bytes    = lane_shape<of_store, of_side>::bytes;
+        static_assert(decode_group_bytes(of_store, of_side) == of_side * tiling<of_side>::ring_bytes + bytes,
+                      "plans and launches count on this much");
+        return bytes;
+    });
 }
 
 } // namespace kernels

@@ -62,9 +62,9 @@ bool sample_counter::can_count(const lcg3::sampled_set & set) const {
     return n_values < UINT32_MAX && n_counts < UINT32_MAX && set.chunks->size() * set.planes->size() <= 1 << 16;
 }
 
-// class_of: NULL to count symbols and distances. False: values have no scale.
+// class_of: NULL to count symbols and distances. False: values have no scale, and counts are as they were.
 bool sample_counter::count(const lcg3::sampled_set & set, const uint8_t * models, const uint8_t * class_of,
-                           uint32_t n_classes, std::vector<uint32_t> & counts) {
+                           uint32_t n_classes, uint32_t * counts, uint64_t n_counts) {
     struct launch_jobs {
         uint32_t               source;
         uint32_t               n_side;
@@ -127,14 +127,14 @@ bool sample_counter::count(const lcg3::sampled_set & set, const uint8_t * models
     const uint64_t        class_at  = constants.add(class_of, class_of != nullptr ? lcg3::max_symbols : 0);
     space                 work;
     const uint64_t        n_constants = work.add(constants.bytes().size());
-    const uint64_t        counts_at   = work.add(counts.size() * sizeof(uint32_t));
+    const uint64_t        counts_at   = work.add(n_counts * sizeof(uint32_t));
     const uint64_t        scales_at   = work.add(planes.size() * sample_tokens * sizeof(uint32_t));
     const held_memory     memory(device_, work.n_bytes() + 16);
     const uint64_t        begin = memory.address() + n_constants;
     std::vector<uint32_t> scales(planes.size() * sample_tokens);
     device_bytes_ = std::max(device_bytes_, work.n_bytes());
     device_.upload(begin, constants.bytes().data(), constants.bytes().size());
-    device_.clear(memory.address() + counts_at, counts.size() * sizeof(uint32_t));
+    device_.clear(memory.address() + counts_at, n_counts * sizeof(uint32_t));
     device_.clear(memory.address() + scales_at, scales.size() * sizeof(uint32_t));
 
     encode_buffers in{};
@@ -164,23 +164,18 @@ bool sample_counter::count(const lcg3::sampled_set & set, const uint8_t * models
     if (std::any_of(scales.begin(), scales.end(), [](uint32_t bits) { return bits >= scale_too_large; })) {
         return false;
     }
-    device_.download(counts.data(), memory.address() + counts_at, counts.size() * sizeof(uint32_t));
+    device_.download(counts, memory.address() + counts_at, n_counts * sizeof(uint32_t));
     return true;
 }
 
 bool sample_counter::count_symbols(const lcg3::sampled_set & set, lcg3::channel_counts & counts) {
-    std::vector<uint32_t> counted(counts.counts.size());
-    if (!can_count(set) || !count(set, nullptr, nullptr, 0, counted)) {
-        return false;
-    }
-    std::copy(counted.begin(), counted.end(), counts.counts.begin());
-    return true;
+    return can_count(set) && count(set, nullptr, nullptr, 0, counts.counts.data(), counts.counts.size());
 }
 
 bool sample_counter::count_pairs(const lcg3::sampled_set & set, const uint8_t * models, const uint8_t * class_of,
                                  uint32_t n_classes, uint32_t n_models, uint64_t * pairs) {
     std::vector<uint32_t> counted(size_t{ n_models } * n_classes * set.n_symbols);
-    if (!can_count(set) || !count(set, models, class_of, n_classes, counted)) {
+    if (!can_count(set) || !count(set, models, class_of, n_classes, counted.data(), counted.size())) {
         return false;
     }
     std::copy(counted.begin(), counted.end(), pairs);

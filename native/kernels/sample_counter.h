@@ -24,7 +24,7 @@ class sample_counter {
   private:
     bool can_count(const cachegen::lcg3::sampled_set & set) const;
     bool count(const cachegen::lcg3::sampled_set & set, const uint8_t * models, const uint8_t * class_of,
-               uint32_t n_classes, std::vector<uint32_t> & counts);
+               uint32_t n_classes, uint32_t * counts, uint64_t n_counts);
 
     device &                           device_;
     const std::vector<cachegen_rows> & rows_;

@@ -7,6 +7,8 @@ set(CACHEGEN_KERNEL_HOST_SOURCES
     ${CACHEGEN_KERNEL_DIR}/archive_encoder.cpp
     ${CACHEGEN_KERNEL_DIR}/decode_plan.cpp
     ${CACHEGEN_KERNEL_DIR}/encode_plan.cpp
+    ${CACHEGEN_KERNEL_DIR}/legacy_decoder.cpp
+    ${CACHEGEN_KERNEL_DIR}/legacy_plan.cpp
     ${CACHEGEN_KERNEL_DIR}/plan_rows.cpp
     ${CACHEGEN_KERNEL_DIR}/sample_counter.cpp
 )

@@ -67,14 +67,7 @@ struct odd_block {
     uint32_t code;
 };
 
-KC_FN odd_block odd_block_q8_0(float value) {
-    float largest = 0;
-    for (uint32_t i = 0; i < 32; i++) {
-        const float magnitude = magnitude_of(kc_float(kc_shuffle(kc_float_bits(value), i)));
-        largest               = largest > magnitude ? largest : magnitude;
-    }
-    const float scale   = largest / 127;
-    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+KC_FN uint32_t odd_code_q8_0(float value, float inverse) {
     const float product = value * inverse;
     // roundf(): halves away from zero
     float       rounded = magnitude_of(product);
@@ -82,15 +75,30 @@ KC_FN odd_block odd_block_q8_0(float value) {
         const float whole = (float) (int32_t) rounded;
         rounded           = rounded - whole >= 0.5f ? whole + 1 : whole;
     }
-    const bool is_negative = kc_float_bits(product) >> 31 != 0;
-    odd_block  block;
-    block.scale_bits = fp16_of(scale);
-    block.code       = 0;
-    if (rounded < 2147483648.0f) {
-        const int32_t whole = (int32_t) rounded;
-        block.code          = (uint32_t) (is_negative ? -whole : whole) & 255;
+    if (!(rounded < 2147483648.0f)) {
+        return 0;
     }
-    return block;
+    const int32_t whole = (int32_t) rounded;
+    return (uint32_t) (kc_float_bits(product) >> 31 != 0 ? -whole : whole) & 255;
+}
+
+KC_FN uint32_t odd_code_q4_0(float value, float inverse) {
+    const float shifted = value * inverse + 8.5f;
+    if (!(shifted > -1 && shifted < 17)) {
+        return 0;
+    }
+    const int32_t code = (int32_t) shifted;
+    return (uint32_t) (code < 15 ? code : 15);
+}
+
+KC_FN odd_block odd_block_q8_0(float value) {
+    float largest = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        const float magnitude = magnitude_of(kc_float(kc_shuffle(kc_float_bits(value), i)));
+        largest               = largest > magnitude ? largest : magnitude;
+    }
+    const float scale = largest / 127;
+    return { fp16_of(scale), odd_code_q8_0(value, scale != 0 ? 1.0f / scale : 0.0f) };
 }
 
 KC_FN odd_block odd_block_q4_0(float value) {
@@ -103,17 +111,8 @@ KC_FN odd_block odd_block_q4_0(float value) {
             extreme = of_lane;
         }
     }
-    const float scale   = extreme / -8;
-    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
-    const float shifted = value * inverse + 8.5f;
-    odd_block   block;
-    block.scale_bits = fp16_of(scale);
-    block.code       = 0;
-    if (shifted > -1 && shifted < 17) {
-        const int32_t code = (int32_t) shifted;
-        block.code         = (uint32_t) (code < 15 ? code : 15);
-    }
-    return block;
+    const float scale = extreme / -8;
+    return { fp16_of(scale), odd_code_q4_0(value, scale != 0 ? 1.0f / scale : 0.0f) };
 }
 
 // A unit's destination, at hand.

@@ -1,6 +1,7 @@
 // CacheGen archives of a context's memory. The interface is described in llama-cachegen.h.
 #include "llama-cachegen.h"
 
+#include "archive-writer.h"
 #include "cachegen.h"
 #include "codec_rows.h"
 #include "host-staging.h"
@@ -649,7 +650,8 @@ void llama_cachegen_import::commit() {
         page_fail(LLAMA_KV_PAGE_ERR_INCOMPLETE, "%zu of %zu parts of the archive were decoded", next_part,
                   parts.size());
     }
-    has_failed               = true;
+    has_failed = true;
+    page_prepare_parts(plan.parts); // while devices decode the last parts
     const int64_t t_start_us = ggml_time_us();
     for (const auto & d : decoders) {
         const int32_t status = d.procs->decoder_finish(d.decoder);
@@ -729,23 +731,6 @@ void commit_with_stats(llama_cachegen_import & import, llama_cachegen_stats * st
     const int64_t t_start_us = ggml_time_us();
     import.commit();
     fill_stats(import, ms_since(t_start_us), stats);
-}
-
-struct write_adapter {
-    llama_cachegen_write_t write;
-    void *                 user_data;
-    llama_cachegen_options options;
-    uint64_t               done_bytes;
-};
-
-int32_t write_piece(void * user_data, uint64_t offset, const void * bytes, uint64_t n_bytes) {
-    auto &       adapter = *static_cast<write_adapter *>(user_data);
-    const auto & o       = adapter.options;
-    if (o.go_on && !o.go_on(o.user_data, adapter.done_bytes, 0)) {
-        return 1;
-    }
-    adapter.done_bytes += n_bytes;
-    return adapter.write(adapter.user_data, offset, bytes, n_bytes);
 }
 
 } // namespace
@@ -942,7 +927,8 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         lcg3.n_sample_tokens       = profile->n_sample_tokens;
         memcpy(lcg3.profile, profile->name, sizeof(lcg3.profile));
 
-        write_adapter adapter    = { write, user_data, opts, 0 };
+        archive_writer writer(write, user_data, opts);
+        lcg3.flags               = writer.is_concurrent() ? CACHEGEN_LCG3_CONCURRENT_WRITES : 0;
         const int64_t t_start_us = ggml_time_us();
         uint64_t      peak_bytes = 0;
         const auto *  procs      = components[0].backend.procs;
@@ -952,12 +938,19 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             for (const auto & c : components) {
                 staged.push_back(c.is_staged);
             }
-            status = staged_encode(planes.data(), &lcg3, rows, staged, opts.n_threads, write_piece, &adapter,
+            status = staged_encode(planes.data(), &lcg3, rows, staged, opts.n_threads, archive_writer::write, &writer,
                                    archive_bytes, &peak_bytes);
         } else {
             status = procs->encode(components[0].backend.backend, GGML_KV_CODEC_FORMAT_LCG3, planes.data(), &lcg3,
-                                   rows.data(), rows.size(), opts.n_threads, write_piece, &adapter, archive_bytes,
-                                   &peak_bytes);
+                                   rows.data(), rows.size(), opts.n_threads, archive_writer::write, &writer,
+                                   archive_bytes, &peak_bytes);
+        }
+        if (writer.system_error() != 0) {
+            if (stats) {
+                stats->system_error = writer.system_error();
+            }
+            page_fail(LLAMA_KV_PAGE_ERR_WRITE, "the archive's file could not be written: %s",
+                      strerror(writer.system_error()));
         }
         if (status != CACHEGEN_OK) {
             fail_codec(status, is_ours ? cachegen_last_message() : procs->last_message());
@@ -974,6 +967,7 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
             stats->native_bytes  = native_bytes(components, cells);
             stats->drain_ms      = drain_ms;
             stats->code_ms       = ms_since(t_start_us);
+            stats->write_ms      = writer.write_ms();
 
             stats->peak_transient_bytes = peak_bytes + list_bytes(components, cells);
             stats->n_host_staged        = n_staged(components);

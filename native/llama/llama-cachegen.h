@@ -46,7 +46,7 @@ enum llama_cachegen_flags {
 
 /* Where an archive lies in a file. */
 struct llama_cachegen_file {
-    int32_t  fd;       /* IN  open for reading, borrowed; its position is neither used nor changed */
+    int32_t  fd;       /* IN  open for reading or for writing, borrowed; its position is neither used nor changed */
     uint32_t reserved; /* IN  0 */
     uint64_t offset;   /* IN  of the archive's first byte */
 };
@@ -61,10 +61,12 @@ struct llama_cachegen_options {
     void *                    user_data;     /* IN  handed to go_on; the caller's */
     const int32_t *           tokens;        /* IN  import: ids of the tokens imported, or NULL; models whose cells keep
                                                     them need it (n-gram embeddings). Not kept. */
-    const struct llama_cachegen_file * file; /* IN  llama_cachegen_import_archive(): where the archive's memory is a
-                                                    mapping of, or NULL. A device's decoder then reads the payload
-                                                    from it, on several threads, as faults of pages cost more. Ignored
-                                                    where the system has no pread(). Borrowed. */
+    const struct llama_cachegen_file * file; /* IN  or NULL. llama_cachegen_import_archive(): where the archive's memory
+                                                    is a mapping of. A device's decoder then reads the payload from
+                                                    it, on several threads, as faults of pages cost more.
+                                                    llama_cachegen_export(): where several threads write to, in place
+                                                    of write(). Ignored where the system has no pread() and pwrite().
+                                                    Borrowed. */
 };
 
 /* What was done, and how long it took. */
@@ -79,7 +81,7 @@ struct llama_cachegen_stats {
     uint64_t native_bytes;  /* OUT bytes of the same tokens in the cache */
     double   drain_ms;      /* OUT waiting for compute, applying pending shifts and copies */
     double   reserve_ms;    /* OUT import: validating the metadata, comparing layouts, finding cells */
-    double   code_ms;       /* OUT decoding or encoding; export: the sink's time is in it */
+    double   code_ms;       /* OUT decoding or encoding; export: write_ms is in it */
     double   commit_ms;     /* OUT import: making the cells part of the sequence */
     /* OUT what the call held at most besides the cache and the caller's archive: the archive's tables and entropy
        decoders or encoders, the scratch of all threads, units that are not written yet, lists of cells. Counted where
@@ -87,7 +89,8 @@ struct llama_cachegen_stats {
        aside of the cells of a window or a state. Several backends: the sum of their own peaks. */
     uint64_t peak_transient_bytes;
     uint32_t n_host_staged; /* OUT components that went by way of host memory */
-    uint32_t reserved;      /* OUT 0 */
+    int32_t  system_error;  /* OUT export, also if it fails with ERR_WRITE: errno of the write that failed, else 0 */
+    double   write_ms;      /* OUT export: time during which the caller's function or a file was written to */
 };
 
 /* An import in progress. Decode and state restores of its context are refused until it is closed. */
@@ -184,7 +187,7 @@ LLAMA_KV_PAGE_API void llama_cachegen_import_close(struct llama_cachegen_import 
 /* Encode positions [p0, p1) of a sequence where they lie.
  *   profile             IN
  *   codings, n_codings  IN     one for every component of the context, in the order of llama_kv_page_describe()
- *   write, user_data    IN     where the archive goes
+ *   write, user_data    IN     where the archive goes; not called if it goes to options->file
  *   archive_bytes       OUT
  *   stats               INOUT  or NULL */
 LLAMA_KV_PAGE_API int32_t llama_cachegen_export(struct llama_context * ctx, int32_t seq_id, int32_t p0, int32_t p1,

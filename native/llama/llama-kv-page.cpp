@@ -285,6 +285,7 @@ void commit(llama_kv_page_reservation & reservation) {
                       reservation.components[i].layer, page_kind_name(reservation.components[i].kind));
         }
     }
+    page_prepare_parts({ reservation.part });
     page_commit_parts(reservation.ctx, { reservation.part }, reservation.seq_id);
     reservation.open = false;
 }

@@ -95,7 +95,8 @@ enum llama_kv_page_status {
 
     /* the system */
     LLAMA_KV_PAGE_ERR_OUT_OF_MEMORY = 70,
-    LLAMA_KV_PAGE_ERR_INTERNAL      = 71
+    LLAMA_KV_PAGE_ERR_INTERNAL      = 71,
+    LLAMA_KV_PAGE_ERR_WRITE         = 72 /* a file could not be written; the stats' system_error says why */
 };
 
 enum llama_kv_page_kind {

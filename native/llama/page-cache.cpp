@@ -443,7 +443,7 @@ void page_release_part(llama_context * ctx, const page_part & part) {
     ctx->page_fence(false);
 }
 
-void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
+void page_prepare_parts(const std::vector<page_part> & parts) {
     for (const auto & part : parts) {
         if (part.cache ? !part.cache->page_prepare() : !part.recurrent->page_prepare()) {
             page_fail(LLAMA_KV_PAGE_ERR_STALE,
@@ -451,6 +451,9 @@ void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts
                       "page was written");
         }
     }
+}
+
+void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id) {
     for (const auto & part : parts) {
         if (part.cache) {
             part.cache->page_commit();

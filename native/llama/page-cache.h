@@ -76,5 +76,8 @@ void page_reserve_part(llama_context * ctx, const page_part & part, int32_t seq_
 // free them again: cells zeroed, a state as it was
 void page_release_part(llama_context * ctx, const page_part & part);
 
-// make them part of the sequence, all or nothing; throws ERR_STALE, and they are still to be released
+// prepare to commit: what takes time, and changes nothing that others see; throws ERR_STALE
+void page_prepare_parts(const std::vector<page_part> & parts);
+
+// make them part of the sequence, all or nothing; after page_prepare_parts(), with nothing done to the memory between
 void page_commit_parts(llama_context * ctx, const std::vector<page_part> & parts, int32_t seq_id);

@@ -73,6 +73,7 @@ const char * llama_kv_page_status_name(int32_t status) {
         case LLAMA_KV_PAGE_REFUSED_CODEC: return "REFUSED_CODEC";
         case LLAMA_KV_PAGE_ERR_OUT_OF_MEMORY: return "ERR_OUT_OF_MEMORY";
         case LLAMA_KV_PAGE_ERR_INTERNAL: return "ERR_INTERNAL";
+        case LLAMA_KV_PAGE_ERR_WRITE: return "ERR_WRITE";
         default: return "UNKNOWN_STATUS";
     }
 }

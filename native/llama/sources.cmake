@@ -1,6 +1,7 @@
 # Included by the patched llama.cpp's src/CMakeLists.txt: what the llama target gets from this tree.
 
 set(LLAMA_CACHEGEN_SOURCES
+    ${GGML_CACHEGEN_ROOT}/llama/archive-writer.cpp
     ${GGML_CACHEGEN_ROOT}/llama/host-staging.cpp
     ${GGML_CACHEGEN_ROOT}/llama/llama-cachegen-stamp.cpp
     ${GGML_CACHEGEN_ROOT}/llama/llama-cachegen.cpp

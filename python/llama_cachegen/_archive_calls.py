@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -120,16 +119,11 @@ class _Call:
 
 
 class FileSink:
-    """Writes the pieces of an archive into a file, from an offset on.
-
-    Attributes:
-        write_ms: time spent writing.
-    """
+    """Writes the pieces of an archive into a file, from an offset on."""
 
     def __init__(self, fd: int, begin: int) -> None:
         self._fd = fd
         self._begin = begin
-        self.write_ms = 0.0
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of a piece.
@@ -137,14 +131,12 @@ class FileSink:
         Raises:
             OSError: the system refuses.
         """
-        t_start = time.perf_counter()
         done = 0
         while done < len(data):
             n = os.pwrite(self._fd, data[done:], self._begin + offset + done)
             if n <= 0:
                 raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
             done += n
-        self.write_ms += (time.perf_counter() - t_start) * 1000
 
 
 def _keep_error(_kind: Any, error: BaseException, traceback: Any) -> None:
@@ -187,7 +179,8 @@ def import_options(
 ) -> Iterator[tuple[Any, Any]]:
     """struct llama_cachegen_options and the user data that belongs to it.
 
-    `tokens` are those an import restores, `place` is the descriptor and offset of its archive's file.
+    `tokens` are those an import restores. `place` is the descriptor and offset of the archive's file: for an import
+    that of its mapping, for an export where the library writes to in place of the sink.
 
     An error of the sink or of `cancel`, KeyboardInterrupt too, is raised in place of the CancelledError it leads to.
     """

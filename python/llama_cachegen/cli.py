@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
-from . import cli_codec, cli_files
+from . import bench_store, cli_codec, cli_files, cli_store
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
@@ -250,7 +250,53 @@ def info(as_json: bool) -> None:
             click.echo(f"{key}: {value}")
 
 
+@bench.command("store")
+@click.option("--entries", "n_entries", default=bench_store.N_ENTRIES, show_default=True, type=click.IntRange(1))
+@click.option("--tokens", "n_tokens", default=bench_store.N_PROMPT_TOKENS, show_default=True, type=click.IntRange(1))
+@click.option("--rounds", "n_rounds", default=bench_store.N_ROUNDS, show_default=True, type=click.IntRange(1))
+@click.option("--lookups", "n_lookups", default=bench_store.N_LOOKUPS, show_default=True, type=click.IntRange(1))
+@click.option("--directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="where to make it")
+@_json_option
+def bench_a_store(
+    n_entries: int, n_tokens: int, n_rounds: int, n_lookups: int, directory: Path | None, as_json: bool
+) -> None:
+    """Opening, indexing and asking a store of many entries, made for it and removed after it."""
+    console = Console(stderr=True)
+    result = bench_store.run(
+        n_entries=n_entries,
+        n_prompt_tokens=n_tokens,
+        n_rounds=n_rounds,
+        n_lookups=n_lookups,
+        directory=directory,
+        progress=lambda text: console.print(f"[dim]{text}[/dim]"),
+    )
+    if as_json:
+        _print_json(result)
+        return
+    machine = result["machine"]
+    table = Table(
+        title=f"{result['n_entries']:,} segments, prompts of {result['n_prompt_tokens']:,} tokens in "
+        f"{result['n_blocks']} blocks",
+        caption=f"{machine['n_cpus']} x {machine['cpu']}, load {machine['load_1min']:.1f}, Python {machine['python']}; "
+        "warm page cache",
+    )
+    for column in ("case", "median ms", "min", "p99", "max", "n"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    cases = {
+        "open for writing, with index": result["open_write_ms"],
+        "open for reading, with index": result["open_read_ms"],
+        f"make the index ({result['rebuild_segments_per_s']:,.0f} segments/s)": result["rebuild_ms"],
+        "make the index, processor time": result["rebuild_cpu_ms"],
+        **{f"look up: {name}": row for name, row in result["lookup_ms"].items()},
+    }
+    for name, row in cases.items():
+        values = (f"{row[column]:,.2f}" for column in ("median", "min", "p99", "max"))
+        table.add_row(name, *values, f"{row['n']:,}")
+    Console().print(table)
+
+
 bench.add_command(cli_codec.archives)
+cli.add_command(cli_store.store)
 cli.add_command(cli_codec.codec)
 cli.add_command(cli_files.inspect)
 cli.add_command(cli_files.verify)

@@ -30,6 +30,20 @@ __all__ = [
     "PageMismatchError",
     "PageRangeError",
     "ReservationError",
+    "SegmentCorruptError",
+    "SegmentError",
+    "SegmentKeyError",
+    "SegmentVersionError",
+    "StoreChainError",
+    "StoreError",
+    "StoreFullError",
+    "StoreKeyError",
+    "StoreLayoutError",
+    "StoreLockedError",
+    "StoreLowDiskError",
+    "StoreMissingError",
+    "StoreReadOnlyError",
+    "StoreVersionError",
     "TranscodeError",
     "UnknownFileError",
     "UnsupportedMemoryError",
@@ -37,9 +51,14 @@ __all__ = [
 
 
 class MissReason(str, enum.Enum):
-    """What differs between a sound page and the context it was offered to."""
+    """What differs between a sound page and the context it was offered to, or why a store has no page to offer.
+
+    A store also says: HPARAMS, ADAPTERS, CODEC and EXACTNESS of its entries; ABSENT, it has none at all; DAMAGED, it
+    had one whose bytes are not those that were saved; UNREADABLE, the system refused to read one, which was kept.
+    """
 
     MODEL = "model"
+    HPARAMS = "hparams"
     NAMESPACE = "namespace"
     TOKENS = "tokens"
     COMPONENTS = "components"
@@ -49,10 +68,16 @@ class MissReason(str, enum.Enum):
     WIDTH = "width"
     WINDOW = "window"
     ROPE = "rope"
+    ADAPTERS = "adapters"
     LLAMA_COMMIT = "llama_commit"
     PATCH_DIGEST = "patch_digest"
     ABI = "abi"
     ENDIANNESS = "endianness"
+    CODEC = "codec"
+    EXACTNESS = "exactness"
+    ABSENT = "absent"
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
 
 
 class CachegenError(Exception):
@@ -105,6 +130,62 @@ class PageFileCorruptError(PageFileError):
 
 class PageFileVersionError(PageFileError):
     """The file was written by a version whose format this one does not read."""
+
+
+class StoreError(CachegenError):
+    """A store refused. What it held before the call it still holds."""
+
+
+class StoreMissingError(StoreError, FileNotFoundError):
+    """There is no store at that path, and the mode does not make one."""
+
+
+class StoreLayoutError(StoreError):
+    """The path is no directory of a store: a link, another directory, or one that others may write to."""
+
+
+class StoreVersionError(StoreError):
+    """The store was made by a version whose layout this one does not read."""
+
+
+class StoreKeyError(StoreError):
+    """The store is keyed and the key is another or none, or it is not keyed and a key was given."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store open for writing."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The store was opened for reading, or lies where nothing can be written."""
+
+
+class StoreLowDiskError(StoreReadOnlyError):
+    """Less disk would be left than the store has to leave free. Reads go on; nothing is saved until there is more."""
+
+
+class StoreFullError(StoreError):
+    """The entry does not fit into the byte budget, even with all evicted that may be."""
+
+
+class StoreChainError(StoreError):
+    """What comes before the entry is not in the store, or already is more than that."""
+
+
+class SegmentError(StoreError):
+    """A segment file cannot be read. Nothing was decoded."""
+
+
+class SegmentCorruptError(SegmentError):
+    """The file is not a segment, or bytes of it are damaged, or it has another segment's name."""
+
+
+class SegmentVersionError(SegmentError):
+    """The segment was written by a version, or with a codec, that this one does not read. It is kept."""
+
+
+class SegmentKeyError(SegmentError):
+    """The segment's digests are keyed and the store's are not, or the reverse. It is kept."""
 
 
 class PageMismatchError(CachegenError):

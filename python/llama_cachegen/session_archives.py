@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["restore_archive", "save_archive"]
 
 
+def _writes_by_itself(components: Sequence[ComponentCapability]) -> bool:
+    """A device's encoder is faster than one thread writes: the library then writes to the file, on several threads."""
+    return any(one.backend != "CPU" for one in components)
+
+
 def _backends(components: Sequence[ComponentCapability]) -> str:
     return "+".join(sorted({one.backend for one in components}))
 
@@ -70,27 +75,29 @@ def save_archive(
     def write(fd: int) -> int:
         sink = FileSink(fd, offset)
         t_export = time.perf_counter()
-        with import_options(n_threads, cancel, sink, host_staged=host_staged) as (options, handle):
-            _binding.check(
-                lib.llama_cachegen_export(
-                    session.engine._native_ctx,
-                    session.seq_id,
-                    0,
-                    n_tokens,
-                    native,
-                    codings,
-                    len(codings),
-                    lib.py_cachegen_write,
-                    handle,
-                    options,
-                    archive_bytes,
-                    stats,
-                )
+        place = (fd, offset) if _writes_by_itself(components) else None
+        with import_options(n_threads, cancel, sink, host_staged=host_staged, place=place) as (options, handle):
+            status = lib.llama_cachegen_export(
+                session.engine._native_ctx,
+                session.seq_id,
+                0,
+                n_tokens,
+                native,
+                codings,
+                len(codings),
+                lib.py_cachegen_write,
+                handle,
+                options,
+                archive_bytes,
+                stats,
             )
+            if stats.system_error:
+                raise OSError(stats.system_error, os.strerror(stats.system_error))
+            _binding.check(status)
         timing["export_ms"] = ms_since(t_export)
         prefix = encode_archive_prefix(identity, 0, tokens, is_exact=one.is_exact, archive_bytes=archive_bytes[0])
         FileSink(fd, 0).write(0, memoryview(prefix))
-        timing["write_ms"] = sink.write_ms
+        timing["write_ms"] = stats.write_ms
         return offset + int(archive_bytes[0])
 
     written = replace_file(path, write)

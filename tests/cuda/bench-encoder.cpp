@@ -101,9 +101,10 @@ int32_t append(void * archive, uint64_t offset, const void * from, uint64_t n_by
 
 } // namespace
 
-void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::vector<cachegen_rows> & sources,
+json bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::vector<cachegen_rows> & sources,
                    const cachegen_lcg3_options & options, const cachegen_executor * executor, uint64_t memory,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, double bytes_per_ms) {
+    json          results    = json::array();
     const variant variants[] = {
         { "F16", CACHEGEN_TYPE_F16, 0 },
         { "F32", CACHEGEN_TYPE_F32, 0 },
@@ -117,8 +118,9 @@ void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::v
                             [&](uint64_t p) { bytes[p] = convert(sources[p], v, on_host[p]); });
         std::vector<cachegen_rows> on_device = on_host;
         timed_device               device(0, stream);
-        uint64_t                   next     = memory;
-        double                     n_values = 0;
+        uint64_t                   next         = memory;
+        double                     n_values     = 0;
+        double                     source_bytes = 0;
         for (size_t p = 0; p < planes.size(); p++) {
             described[p].type         = v.type;
             described[p].n_rot        = v.n_rot;
@@ -126,6 +128,7 @@ void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::v
             on_device[p].data         = reinterpret_cast<void *>(next);
             device.upload(next, bytes[p].data(), bytes[p].size());
             next += (bytes[p].size() + 255) / 256 * 256;
+            source_bytes += double(bytes[p].size());
             n_values += double(on_host[p].n_tokens - options.n_exact_tokens) * double(on_host[p].n_channels);
         }
         void *   expected = nullptr;
@@ -133,10 +136,10 @@ void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::v
         check(cachegen_lcg3_encode(described.data(), on_host.data(), on_host.size(), &options, executor, &expected,
                                    &n_bytes));
 
-        std::vector<float>   totals;
+        samples              totals;
         float                sums[n_kinds] = {};
         float                ms[n_kinds];
-        std::vector<double>  whole;
+        samples              whole;
         bool                 is_same      = true;
         uint64_t             n_left       = 0;
         uint64_t             device_bytes = 0;
@@ -156,28 +159,42 @@ void bench_encoder(const std::vector<cachegen_lcg3_plane> & planes, const std::v
             is_same &= archive.size() == n_bytes && memcmp(archive.data(), expected, n_bytes) == 0;
             device.take(ms);
             if (i > 0) { // the first one allocates
-                totals.push_back(0);
+                double total = 0;
                 for (uint32_t k = 0; k < n_kinds; k++) {
-                    totals.back() += ms[k];
+                    total += ms[k];
                     sums[k] += ms[k];
                 }
-                whole.push_back(spent.count());
+                totals.add(total);
+                whole.add(spent.count());
             }
         }
-        std::sort(totals.begin(), totals.end());
-        std::sort(whole.begin(), whole.end());
-        const double median = totals[totals.size() / 2];
-        const double sum    = sums[0] + sums[1] + sums[2] + sums[3] + sums[4];
-        printf("classes %u  encode %-18s %7.3f ms (%.3f to %.3f)  %6.1f G symbols/s  scales %.0f%%, words %.0f%%, "
-               "layout %.0f%%, gather %.0f%%, counting %.0f%%  %.3f bits a value%s\n",
-               options.n_classes, v.name, median, totals.front(), totals.back(), n_values / 1e6 / median,
-               100 * sums[0] / sum, 100 * sums[1] / sum, 100 * sums[2] / sum, 100 * sums[3] / sum, 100 * sums[4] / sum,
-               double(n_bytes) * 8 / n_values, is_same ? "" : "  ANOTHER ARCHIVE");
-        printf("    with training and digests %.1f ms (%.1f to %.1f); %.1f MiB of the device, %.1f MiB of the host; "
+        json row = kernel_row("encode", v.name, options.n_classes, n_values, totals, source_bytes + double(n_bytes),
+                              bytes_per_ms);
+        const double sum = sums[0] + sums[1] + sums[2] + sums[3] + sums[4];
+        printf(
+            "classes %u  encode %-18s %s ms  %6.1f G symbols/s, %.1f %% of the roofline  scales %.0f%%, words %.0f%%, "
+            "layout %.0f%%, gather %.0f%%, counting %.0f%%  %.3f bits a value%s\n",
+            options.n_classes, v.name, totals.text(3).c_str(), row["giga_symbols_per_s"].get<double>(),
+            100 * row["roofline_share"].get<double>(), 100 * sums[0] / sum, 100 * sums[1] / sum, 100 * sums[2] / sum,
+            100 * sums[3] / sum, 100 * sums[4] / sum, double(n_bytes) * 8 / n_values,
+            is_same ? "" : "  ANOTHER ARCHIVE");
+        printf("    with training and digests %s ms; %.1f MiB of the device, %.1f MiB of the host; "
                "%llu units left to the host\n",
-               whole[whole.size() / 2], whole.front(), whole.back(), device_bytes / 1048576.0, host_bytes / 1048576.0,
+               whole.text(1).c_str(), device_bytes / 1048576.0, host_bytes / 1048576.0,
                static_cast<unsigned long long>(n_left));
         fflush(stdout);
+        const char * kinds[] = { "scales", "words", "layout", "gather", "counting" };
+        for (uint32_t k = 0; k < n_kinds; k++) {
+            row["shares"][kinds[k]] = sums[k] / sum;
+        }
+        row["with_training_ms"]   = whole;
+        row["archive_bytes"]      = n_bytes;
+        row["device_bytes"]       = device_bytes;
+        row["host_bytes"]         = host_bytes;
+        row["units_left_to_host"] = n_left;
+        row["is_same"]            = is_same;
+        results.push_back(row);
         cachegen_free(expected);
     }
+    return results;
 }

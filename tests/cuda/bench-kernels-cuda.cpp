@@ -1,9 +1,11 @@
 // Decoding and encoding kernels on a device: symbols a second of a whole page, all of it in the device's memory
 // already. With a folder, also from a file there, in the page cache, to the cells.
-//   bench-kernels-cuda [TOKENS [REPEATS [THREADS [FOLDER]]]]
+//   bench-kernels-cuda [TOKENS [REPEATS [THREADS [FOLDER]]]] [--json FILE] [--commit HEX]
 #include "archive_decoder.h"
 #include "bench-encoder.h"
 #include "bench_checks.h"
+#include "bench_options.h"
+#include "bench_results.h"
 #include "cachegen.h"
 #include "cuda/cuda_device.h"
 #include "cuda/decode.h"
@@ -169,8 +171,8 @@ int32_t read_file(void * user_data, uint64_t offset, void * bytes, uint64_t n_by
     return 0;
 }
 
-// From a file to the cells, as a backend does it.
-void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_bytes, uint32_t n_parts,
+// From a file to the cells, as a backend does it. Returns rows of results.
+json measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_bytes, uint32_t n_parts,
                   uint32_t n_tokens, uint32_t n_planes, uint64_t destination, cudaStream_t stream, uint32_t threads,
                   int n_repeats) {
     FILE * out = fopen(path.c_str(), "wb");
@@ -178,6 +180,7 @@ void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_by
         printf("cannot write %s\n", path.c_str());
         exit(1);
     }
+    json          results    = json::array();
     const variant variants[] = {
         { "F16", CACHEGEN_TYPE_F16, 0, 0, 0 },
         { "F32", CACHEGEN_TYPE_F32, 0, 0, 0 },
@@ -196,8 +199,8 @@ void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_by
                 if (n_threads < 8 && v.type != CACHEGEN_TYPE_F16) {
                     continue;
                 }
-                const auto          destinations = destinations_of(v, n_tokens, n_planes, destination);
-                std::vector<double> ms[3]; // all, until the decoder is there, until all is enqueued
+                const auto destinations = destinations_of(v, n_tokens, n_planes, destination);
+                samples    ms[3]; // all, until the decoder is there, until all is enqueued
                 for (int i = 0; i < n_repeats + 1; i++) {
                     const auto t_start = std::chrono::steady_clock::now();
                     const auto elapsed = [&] {
@@ -230,33 +233,36 @@ void measure_file(const std::string & path, const uint8_t * bytes, uint64_t n_by
                     }
                     close(file.fd);
                     if (i > 0) {
-                        ms[0].push_back(elapsed());
-                        ms[1].push_back(opened_ms);
-                        ms[2].push_back(enqueued_ms);
+                        ms[0].add(elapsed());
+                        ms[1].add(opened_ms);
+                        ms[2].add(enqueued_ms);
                     }
                 }
-                for (auto & one : ms) {
-                    std::sort(one.begin(), one.end());
-                }
-                const double median = ms[0][ms[0].size() / 2];
-                printf(
-                    "from a file, %-5s %2u threads  %-18s %7.2f ms (%.2f to %.2f), decoder ready at %.2f, enqueued at "
-                    "%.2f  %5.1f GB/s of archive\n",
-                    is_mapped ? "mmap" : "pread", n_threads, v.name, median, ms[0].front(), ms[0].back(),
-                    ms[1][ms[1].size() / 2], ms[2][ms[2].size() / 2], n_bytes / 1e6 / median);
+                const char * read = is_mapped ? "mmap" : "pread";
+                printf("from a file, %-5s %2u threads  %-18s %s ms, decoder ready at %.2f, enqueued at %.2f  %5.1f "
+                       "GB/s of archive\n",
+                       read, n_threads, v.name, ms[0].text(2).c_str(), ms[1].median(), ms[2].median(),
+                       n_bytes / 1e6 / ms[0].median());
                 fflush(stdout);
+                results.push_back({ { "read", read },
+                                    { "threads", n_threads },
+                                    { "rows", v.name },
+                                    { "archive_bytes", n_bytes },
+                                    { "ms", ms[0] },
+                                    { "ready_ms", ms[1] },
+                                    { "enqueued_ms", ms[2] } });
             }
         }
     }
     remove(path.c_str());
+    return results;
 }
 
-} // namespace
-
-int main(int argc, char ** argv) {
-    const uint32_t      n_tokens  = argc > 1 ? static_cast<uint32_t>(atoi(argv[1])) : 19000;
-    const int           n_repeats = argc > 2 ? atoi(argv[2]) : 9;
-    const int           threads   = argc > 3 ? atoi(argv[3]) : static_cast<int>(default_decode_threads);
+int run(const bench_options & options) {
+    const auto &        words     = options.words;
+    const uint32_t      n_tokens  = words.size() > 0 ? static_cast<uint32_t>(std::stoi(words[0])) : 19000;
+    const int           n_repeats = words.size() > 1 ? std::stoi(words[1]) : 9;
+    const int           threads   = words.size() > 2 ? std::stoi(words[2]) : static_cast<int>(default_decode_threads);
     const uint32_t      n_planes  = 2 * n_layers;
     cachegen_executor * executor  = nullptr;
     const uint32_t      n_threads = std::max(1u, std::thread::hardware_concurrency());
@@ -303,17 +309,26 @@ int main(int argc, char ** argv) {
     cuda_device    device(0, stream);
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, 0));
-    const uint32_t max_workgroups = static_cast<uint32_t>(properties.multiProcessorCount) * 8;
-    cudaEvent_t    begin          = nullptr;
-    cudaEvent_t    end            = nullptr;
+    const launch_limits of_launch = { static_cast<uint32_t>(properties.multiProcessorCount),
+                                      static_cast<uint32_t>(threads), device.shared_bytes() };
+    cudaEvent_t         begin     = nullptr;
+    cudaEvent_t         end       = nullptr;
     check(cudaEventCreate(&begin));
     check(cudaEventCreate(&end));
     const uint64_t destination = device.allocate(uint64_t{ n_tokens } * n_channels * n_planes * 4);
 
     // what the memory takes: a fill and a copy of the F16 page
-    const uint64_t fp16_bytes = uint64_t{ n_tokens } * n_channels * n_planes * 2;
+    const uint64_t fp16_bytes   = uint64_t{ n_tokens } * n_channels * n_planes * 2;
+    double         bytes_per_ms = 0; // of a copy
+    bool           is_good      = true;
+    json           results      = new_results("bench-kernels-cuda", options.text("commit"), properties.name);
+    results["tokens"]           = n_tokens;
+    results["repeats"]          = n_repeats;
+    results["workgroup"]        = threads;
+    results["kernels"]          = json::array();
+    results["files"]            = json::array();
     for (int copy = 0; copy < 2; copy++) {
-        std::vector<float> ms;
+        samples all_ms;
         for (int i = 0; i < n_repeats; i++) {
             check(cudaEventRecord(begin, stream));
             if (copy) {
@@ -325,25 +340,27 @@ int main(int argc, char ** argv) {
             }
             check(cudaEventRecord(end, stream));
             check(cudaEventSynchronize(end));
-            ms.push_back(0);
-            check(cudaEventElapsedTime(&ms.back(), begin, end));
+            float ms = 0;
+            check(cudaEventElapsedTime(&ms, begin, end));
+            all_ms.add(ms);
         }
-        std::sort(ms.begin(), ms.end());
-        printf("%s of %.0f MB: %.3f ms, %.2f TB/s\n", copy ? "copy" : "fill", fp16_bytes / 1e6, ms[ms.size() / 2],
-               (copy + 1) * fp16_bytes / 1e9 / ms[ms.size() / 2]);
+        bytes_per_ms = (copy + 1) * fp16_bytes / all_ms.median();
+        printf("%s of %.0f MB: %.3f ms, %.2f TB/s\n", copy ? "copy" : "fill", fp16_bytes / 1e6, all_ms.median(),
+               bytes_per_ms / 1e9);
+        results["memory"][copy ? "copy" : "fill"] = { { "moved_bytes", (copy + 1) * fp16_bytes }, { "ms", all_ms } };
     }
 
     for (const uint32_t n_classes : { 9u, 1u }) {
-        cachegen_lcg3_options options{};
-        options.struct_size     = sizeof(options);
-        options.block_tokens    = 1024;
-        options.n_exact_tokens  = 4;
-        options.n_models        = 32;
-        options.n_classes       = n_classes;
-        options.n_sample_tokens = 1024;
-        void *   archive        = nullptr;
-        uint64_t n_bytes        = 0;
-        check(cachegen_lcg3_encode(planes.data(), sources.data(), n_planes, &options, executor, &archive, &n_bytes));
+        cachegen_lcg3_options lcg3{};
+        lcg3.struct_size     = sizeof(lcg3);
+        lcg3.block_tokens    = 1024;
+        lcg3.n_exact_tokens  = 4;
+        lcg3.n_models        = 32;
+        lcg3.n_classes       = n_classes;
+        lcg3.n_sample_tokens = 1024;
+        void *   archive     = nullptr;
+        uint64_t n_bytes     = 0;
+        check(cachegen_lcg3_encode(planes.data(), sources.data(), n_planes, &lcg3, executor, &archive, &n_bytes));
         const auto * bytes    = static_cast<const uint8_t *>(archive);
         const auto   parsed   = cachegen::lcg3::parse_metadata(bytes, n_bytes, n_bytes);
         const double n_values = double(n_tokens - 4) * n_channels * n_planes;
@@ -369,11 +386,17 @@ int main(int argc, char ** argv) {
             { "F16, transposed", CACHEGEN_TYPE_F16, 1, 0, 1 },
         };
         for (const auto & v : variants) {
-            const auto            destinations = destinations_of(v, n_tokens, n_planes, destination);
-            const uint64_t        row_bytes    = cachegen::native_bytes(v.type, n_channels);
-            const decode_plan     plan(parsed, 0, n_tokens, destinations);
-            const device_limits   limits{ device.shared_bytes(), device.decode_groups(), 0, 0 };
-            part_plan             all = merge(plan, parsed, bytes, at, limits);
+            const auto          destinations = destinations_of(v, n_tokens, n_planes, destination);
+            const uint64_t      row_bytes    = cachegen::native_bytes(v.type, n_channels);
+            const decode_plan   plan(parsed, 0, n_tokens, destinations);
+            const device_limits limits{ device.shared_bytes(), device.decode_groups(), 0, 0 };
+            part_plan           all = merge(plan, parsed, bytes, at, limits);
+            if (std::any_of(all.launches.begin(), all.launches.end(),
+                            [](const planned_launch & l) { return l.kind != launch_kind::decode; })) {
+                printf("classes %u  %-18s not measured: a set's table does not fit into a workgroup\n", n_classes,
+                       v.name);
+                continue;
+            }
             std::vector<uint32_t> errors(all.units.size());
             launch_buffers        in{};
             in.units       = to_device(device, all.units);
@@ -408,7 +431,7 @@ int main(int argc, char ** argv) {
                 symbol_values.push_back(to_device(device, std::vector<uint32_t>(plan.sets()[launch.set].values,
                                                                                 plan.sets()[launch.set].values + 64)));
             }
-            std::vector<float> ms;
+            samples all_ms;
             for (int i = 0; i < n_repeats + 1; i++) {
                 check(cudaEventRecord(begin, stream));
                 for (size_t l = 0; l < all.launches.size(); l++) {
@@ -418,24 +441,28 @@ int main(int argc, char ** argv) {
                     in.table    = tables[l];
                     in.values   = symbol_values[l];
                     check(launch_decode(in, all.launches[l].store, all.launches[l].n_side, in.set.n_symbols > 32,
-                                        static_cast<uint32_t>(threads), max_workgroups, stream));
+                                        of_launch, stream));
                 }
                 check(cudaEventRecord(end, stream));
                 check(cudaEventSynchronize(end));
                 if (i > 0) {
-                    ms.push_back(0);
-                    check(cudaEventElapsedTime(&ms.back(), begin, end));
+                    float ms = 0;
+                    check(cudaEventElapsedTime(&ms, begin, end));
+                    all_ms.add(ms);
                 }
             }
             device.download(errors.data(), reinterpret_cast<uint64_t>(in.errors), errors.size() * 4);
-            const bool is_sound = std::all_of(errors.begin(), errors.end(), [](uint32_t e) { return e == 0; });
-            std::sort(ms.begin(), ms.end());
-            const double median = ms[ms.size() / 2];
-            const double moved  = double(n_bytes) + double(row_bytes) * n_tokens * n_planes;
-            printf("classes %u  %-18s %7.3f ms (%.3f to %.3f)  %6.1f G symbols/s  %5.2f TB/s moved%s\n", n_classes,
-                   v.name, median, ms.front(), ms.back(), n_values / 1e6 / median, moved / 1e9 / median,
+            const bool   is_sound = std::all_of(errors.begin(), errors.end(), [](uint32_t e) { return e == 0; });
+            const double moved    = double(n_bytes) + double(row_bytes) * n_tokens * n_planes;
+            json         row      = kernel_row("decode", v.name, n_classes, n_values, all_ms, moved, bytes_per_ms);
+            printf("classes %u  %-18s %s ms  %6.1f G symbols/s  %5.2f TB/s moved, %.1f %% of the roofline%s\n",
+                   n_classes, v.name, all_ms.text(3).c_str(), row["giga_symbols_per_s"].get<double>(),
+                   moved / 1e9 / all_ms.median(), 100 * row["roofline_share"].get<double>(),
                    is_sound ? "" : "  WITH ERRORS");
             fflush(stdout);
+            row["is_sound"] = is_sound;
+            is_good         = is_good && is_sound;
+            results["kernels"].push_back(row);
             for (size_t l = 0; l < all.launches.size(); l++) {
                 for (const void * p :
                      { (const void *) on_device[l], (const void *) tables[l], (const void *) symbol_values[l] }) {
@@ -448,14 +475,31 @@ int main(int argc, char ** argv) {
             }
         }
         device.release(at);
-        if (argc > 4 && n_classes > 1) {
-            measure_file(std::string(argv[4]) + "/page.lcg3", bytes, n_bytes, parsed.n_blocks + 1, n_tokens, n_planes,
-                         destination, stream, static_cast<uint32_t>(threads), n_repeats);
+        if (words.size() > 3 && n_classes > 1) {
+            results["files"] = measure_file(words[3] + "/page.lcg3", bytes, n_bytes, parsed.n_blocks + 1, n_tokens,
+                                            n_planes, destination, stream, static_cast<uint32_t>(threads), n_repeats);
         }
         cachegen_free(archive);
-        bench_encoder(planes, sources, options, executor, destination, stream);
+        for (const auto & row : bench_encoder(planes, sources, lcg3, executor, destination, stream, bytes_per_ms)) {
+            is_good = is_good && row["is_same"].get<bool>();
+            results["kernels"].push_back(row);
+        }
+        if (options.has("json")) {
+            write_results(options.text("json"), results);
+        }
     }
     device.release(destination);
     cachegen_executor_free(executor);
-    return 0;
+    return is_good ? 0 : 1;
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    try {
+        return run(bench_options(argc, argv, { "json", "commit" }));
+    } catch (const std::exception & err) {
+        printf("failed: %s\n", err.what());
+        return 1;
+    }
 }

@@ -133,6 +133,13 @@ struct destinations {
             cachegen_lcg3_destination destination{};
             destination.rows = rows_for(host[i], p.type, p.is_transposed, n, rows, p.plane.n_channels,
                                         p.is_scattered ? cells[i].data() : nullptr);
+            if (is_block_type(p.type) && random() % 3 == 0) {
+                // rows that are not aligned to more than a block
+                destination.rows.stride_bytes += 2;
+                destination.rows.n_bytes = rows * destination.rows.stride_bytes;
+                host[i].resize(destination.rows.n_bytes);
+                destination.rows.data = host[i].data();
+            }
             for (auto & byte : host[i]) {
                 byte = static_cast<uint8_t>(random());
             }
@@ -371,6 +378,41 @@ coverage compare_pages(kernels::device & device, uint32_t n_rounds, bool is_larg
                 const harness::scope what("round " + std::to_string(round));
                 compare(device, page, random, covered);
             }
+        }
+    }
+    return covered;
+}
+
+coverage compare_rotated_blocks(kernels::device & device) {
+    coverage     covered;
+    std::mt19937 random(5);
+    for (const uint32_t n_rot : { 32u, 64u, 128u, 256u }) {
+        for (const bool is_huge : { false, true }) {
+            page_case page   = make_page(random, false);
+            page.n_tokens    = 75;
+            page.first_token = 0;
+            page.n_wanted    = page.n_tokens;
+            for (const uint32_t to : { CACHEGEN_TYPE_Q8_0, CACHEGEN_TYPE_Q4_0 }) {
+                plane_case p = make_plane(random, page.n_tokens, CACHEGEN_LCG3_LOSSY, CACHEGEN_TYPE_F32, 512, true);
+                p.plane.first_token       = 0;
+                p.plane.n_rot             = 0;
+                p.plane.is_unrotated      = 0;
+                p.plane.scale_type        = CACHEGEN_TYPE_F32;
+                std::vector<float> values = make_values(random, page.n_tokens, 512, true);
+                for (size_t i = 0; is_huge && i < values.size(); i++) {
+                    // finite, but not all of them when a rotation has added them up
+                    values[i] *= i / 512 % 5 < 3 ? 3e38f / (1 + std::abs(values[i])) : 1.0f;
+                }
+                const cachegen_rows rows =
+                    rows_for(p.source, CACHEGEN_TYPE_F32, 0, page.n_tokens, page.n_tokens, 512, nullptr);
+                check_ok(cachegen_store_rows(&rows, 0, page.n_tokens, values.data()));
+                p.type         = to;
+                p.n_rot        = n_rot;
+                p.is_scattered = random() % 2;
+                page.planes.push_back(std::move(p));
+            }
+            const harness::scope what("rotated by " + std::to_string(n_rot) + (is_huge ? ", huge" : ""));
+            compare(device, page, random, covered);
         }
     }
     return covered;

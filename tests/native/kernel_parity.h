@@ -20,6 +20,9 @@ using coverage = std::map<std::string, uint64_t>;
  */
 coverage compare_pages(kernels::device & device, uint32_t n_rounds, bool is_large);
 
+// rotated values into blocks, some of which have an infinity or a NaN
+coverage compare_rotated_blocks(kernels::device & device);
+
 // damaged archives: the statuses are libcachegen's; nothing outside of the destination's rows is written
 uint64_t compare_damaged(kernels::device & device, uint32_t n_rounds);
 

@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -20,6 +23,9 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 //
 // allocations that fail
@@ -1678,6 +1684,86 @@ struct cancel_at {
 };
 
 } // namespace
+
+TEST(exports_to_a_file) {
+    for_each_layout([](const cache_layout & layout) {
+        const subject  to(layout);
+        const archive  expected = make_archive(layout, lossy);
+        constexpr auto begin    = 4096;
+        CHECK_STATUS(LLAMA_KV_PAGE_OK, import_archive(to.ctx(), 2, 0, expected.bytes, 0, n_page));
+        const archive again   = export_archive(to.ctx(), 2, 0, n_page, lossy);
+        const auto    profile = new_profile(lossy);
+        const auto    codings = codings_of(to.ctx(), lossy);
+        FILE * const  stream  = tmpfile();
+        CHECK(stream != nullptr);
+        const llama_cachegen_file file    = { fileno(stream), 0, begin };
+        const auto                save_to = [&](const llama_cachegen_file & where, cancel_at & stop, uint32_t n_threads,
+                                                llama_cachegen_stats & stats) {
+            auto options      = new_archive_options(n_threads);
+            options.file      = &where;
+            options.go_on     = cancel_at::go_on;
+            options.user_data = &stop;
+            stats             = new_archive_stats();
+            collector     unused;
+            uint64_t      n_bytes = 0;
+            const int32_t status =
+                llama_cachegen_export(to.ctx(), 2, 0, n_page, &profile, codings.data(), uint32_t(codings.size()),
+                                      collector::write, &unused, &options, &n_bytes, &stats);
+            CHECK_EQ(unused.end, 0u); // nothing went to the function
+            return status;
+        };
+        llama_cachegen_stats stats;
+        uint32_t             n_calls = 0;
+        for (const uint32_t n_threads : { 1u, 3u }) {
+            SCOPE(std::to_string(n_threads) + " threads");
+            CHECK_EQ(ftruncate(file.fd, 0), 0);
+            cancel_at never;
+            CHECK_STATUS(LLAMA_KV_PAGE_OK, save_to(file, never, n_threads, stats));
+            CHECK(never.ok);
+            n_calls = n_threads == 1 ? never.n_calls : n_calls; // on one thread all pieces ask
+            CHECK(stats.write_ms > 0 && stats.write_ms <= stats.code_ms + 0.01);
+            CHECK_EQ(stats.system_error, 0);
+            byte_vector written(again.bytes.size() + 1);
+            CHECK_EQ(pread(file.fd, written.data(), written.size(), begin), ssize_t(again.bytes.size()));
+            written.pop_back();
+            CHECK(written == again.bytes);
+            struct stat info;
+            CHECK_EQ(fstat(file.fd, &info), 0);
+            CHECK_EQ(uint64_t(info.st_size), begin + again.bytes.size());
+            // what was reserved behind its end has been given back; a file system may keep a little by itself
+            CHECK(uint64_t(info.st_blocks) * 512 <= uint64_t(info.st_size) + (32 << 20));
+        }
+        CHECK(n_calls > 4);
+        for (uint32_t at = 0; at < n_calls; ++at) {
+            SCOPE("cancelled at call " + std::to_string(at));
+            cancel_at stop;
+            stop.at = at;
+            CHECK_STATUS(LLAMA_KV_PAGE_ERR_CANCELLED, save_to(file, stop, 1, stats));
+            CHECK_EQ(stop.n_calls, at + 1);
+        }
+        // the system refuses: all, or what lies behind a limit
+        const auto    handler = signal(SIGXFSZ, SIG_IGN);
+        struct rlimit before;
+        CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+        for (const uint32_t n_threads : { 1u, 3u }) {
+            SCOPE(std::to_string(n_threads) + " threads");
+            cancel_at                 never;
+            const llama_cachegen_file none = { -1, 0, 0 };
+            CHECK_STATUS(LLAMA_KV_PAGE_ERR_WRITE, save_to(none, never, n_threads, stats));
+            CHECK_EQ(stats.system_error, EBADF);
+            struct rlimit limit = before;
+            limit.rlim_cur      = begin + again.bytes.size() - 100;
+            CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+            CHECK_STATUS(LLAMA_KV_PAGE_ERR_WRITE, save_to(file, never, n_threads, stats));
+            CHECK_EQ(stats.system_error, EFBIG);
+            CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+        }
+        signal(SIGXFSZ, handler);
+        fclose(stream);
+        CHECK(llama_memory_seq_rm(memory(to.pair.touched), 2, -1, -1));
+        CHECK_UNTOUCHED(to.expected, to.ctx());
+    });
+}
 
 TEST(cancelled_imports) {
     for_each_layout([](const cache_layout & layout) {

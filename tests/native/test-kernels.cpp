@@ -1,11 +1,12 @@
 // The kernels' own source, run lane by lane on the processor, beside libcachegen: every mode and type of source into
-// every type and layout; damaged archives; archives encoded from every type and layout; every call to the device made
-// to fail.
+// every type and layout; damaged archives; archives encoded from every type and layout; LCG1 and LCG2 tiles into every
+// type and layout; every call to the device made to fail.
 #include "archive_decoder.h"
 #include "cpu/emulated_device.h"
 #include "encoder_parity.h"
 #include "harness.h"
 #include "kernel_parity.h"
+#include "legacy_parity.h"
 
 namespace {
 
@@ -64,10 +65,26 @@ TEST(pages) {
     }
 }
 
+TEST(rotated_blocks) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
+        CHECK_EQ(kernel_parity::compare_rotated_blocks(device).size(), 2u);
+    }
+}
+
 // tables that no workgroup has room for stay in the device's memory
 TEST(large_tables) {
     kernels::emulated_device device(0, 4096);
     kernel_parity::compare_pages(device, 1, false);
+    CHECK(device.n_launches(kernels::launch_kind::expand) > 0);
+}
+
+// AMD's workgroups, four groups at least: of a page's sets some fit and some do not
+TEST(tables_beside_64_kib) {
+    kernels::emulated_device device(0, 64 << 10, 64, 4);
+    kernel_parity::compare_pages(device, 1, false);
+    CHECK(device.n_launches(kernels::launch_kind::decode) > 0);
     CHECK(device.n_launches(kernels::launch_kind::expand) > 0);
 }
 
@@ -146,6 +163,87 @@ TEST(encoding_large_tables) {
 
 TEST(encoding_on_failing_device) {
     fail_every_call(encoder_parity::encode_one);
+}
+
+TEST(legacy_parts) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto       device  = device_of(setup);
+        const auto covered = kernel_parity::compare_legacy_parts(device, is_first(setup) ? 4 : 1, false);
+        if (is_first(setup)) {
+            kernel_parity::print(covered);
+            CHECK_EQ(covered.size(), size_t(16));
+        }
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+        for (const uint32_t version : { 1, 2 }) {
+            CHECK(device.n_legacy_launches(version) > 0);
+        }
+    }
+}
+
+TEST(legacy_pages) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
+        CHECK_EQ(kernel_parity::compare_legacy_pages(device, 12), uint64_t(12));
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+TEST(legacy_damaged) {
+    for (const auto & setup : { setups[0], setups[5] }) {
+        SCOPE(name_of(setup));
+        auto       device   = device_of(setup);
+        const auto statuses = kernel_parity::compare_damaged_legacy(device, 600);
+        if (is_first(setup)) {
+            kernel_parity::print(statuses);
+        }
+        for (const char * status :
+             { "OK", "ERR_TRUNCATED", "ERR_TRAILING", "ERR_RESERVED", "ERR_GEOMETRY", "ERR_TABLE", "ERR_STREAM" }) {
+            SCOPE(status);
+            CHECK(statuses.count(status) > 0);
+        }
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+TEST(legacy_truncated) {
+    kernels::emulated_device device;
+    printf("cut at %llu lengths\n", static_cast<unsigned long long>(kernel_parity::compare_truncated_legacy(device)));
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_corpus) {
+    for (const auto & setup : { setups[0], setups[5] }) {
+        SCOPE(name_of(setup));
+        auto       device   = device_of(setup);
+        const auto statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+        if (is_first(setup)) {
+            kernel_parity::print(statuses);
+        }
+        CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+        CHECK(statuses.size() > 3);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+TEST(legacy_edges) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
+        CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
+}
+
+TEST(legacy_destinations) {
+    kernels::emulated_device device;
+    kernel_parity::check_legacy_destinations(device);
+    CHECK_EQ(device.n_allocations(), uint64_t(0));
+}
+
+TEST(legacy_on_failing_device) {
+    fail_every_call(kernel_parity::decode_legacy_one);
 }
 
 int main(int argc, char ** argv) {

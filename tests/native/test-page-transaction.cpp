@@ -919,7 +919,7 @@ TEST(statuses_have_names) {
             names.push_back(name);
         }
     }
-    CHECK_EQ(names.size(), 42u);
+    CHECK_EQ(names.size(), 43u);
     CHECK_EQ(std::string(llama_kv_page_status_name(-1)), std::string("UNKNOWN_STATUS"));
     CHECK_EQ(llama_kv_page_abi_version(), uint32_t(LLAMA_KV_PAGE_ABI_VERSION));
     CHECK_EQ(strlen(llama_kv_page_patch_digest()), 64u);

@@ -14,6 +14,8 @@ from llama_cachegen.ggml_types import GgmlType
 from parity import CELLS, NATIVE, SCALAR, Cell, Parity
 
 EXECUTABLES = {
+    "bench-restore-cuda",
+    "test-archive-parity-cuda",
     "test-cachegen-archives",
     "test-codec-decoder",
     "test-codec-isa",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import resource
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ import pytest
 import xxhash
 from codec_cases import load, random_planes
 from conftest import write_tiny_model
-from llama_cachegen import Engine, MissReason, Outcome, Page, Session, _binding, codec, errors
+from llama_cachegen import Engine, MissReason, Outcome, Page, Session, _binding, codec, errors, session_archives
 from llama_cachegen._archive_calls import import_options
 from llama_cachegen.archive_file import ArchiveFile, write_archive_file
 from llama_cachegen.codec import Archive, decode_page, page_planes
@@ -804,6 +805,32 @@ def test_disk_full(
                 assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(target)
         assert os.listdir(tmp_path) == ["old"] and old.read_bytes() == b"precious"
         assert session.tokens.tolist() == LONG and cells(session) == before
+
+
+def test_the_library_writes(
+    engine: Engine, saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a cache on a device: the same file, and the system's own error."""
+    monkeypatch.setattr(session_archives, "_writes_by_itself", lambda _components: True)
+    with engine.session() as session:
+        session.restore(saved["long_page"])
+        receipt = session.save(tmp_path / "a", LOSSY_BLOCKS)
+        assert (tmp_path / "a").read_bytes() == saved["lossy_blocks"].read_bytes()
+        assert 0 < receipt.write_ms <= receipt.export_ms
+        before = cells(session)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (receipt.file_bytes - 100, hard))
+        try:
+            with pytest.raises(OSError) as caught:
+                session.save(tmp_path / "b", LOSSY_BLOCKS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.errno == errno.EFBIG and caught.value.filename == str(tmp_path / "b")
+        stopped = threading.Event()
+        stopped.set()
+        with pytest.raises(errors.CancelledError):
+            session.save(tmp_path / "b", LOSSY_BLOCKS, cancel=stopped)
+        assert os.listdir(tmp_path) == ["a"] and cells(session) == before
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

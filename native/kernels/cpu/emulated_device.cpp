@@ -3,6 +3,7 @@
 #include "../count_body.h"
 #include "../dispatch.h"
 #include "../gather_body.h"
+#include "../legacy_body.h"
 #include "../native_body.h"
 #include "status.h"
 
@@ -22,7 +23,7 @@ uint8_t * bytes_at(uint64_t address) {
     return reinterpret_cast<uint8_t *>(address);
 }
 
-using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, token_scratch *);
+using decode_entry = void (*)(const kc_thread &, const launch_buffers &, table_entry *, uint8_t *, uint8_t *);
 using place_entry  = void (*)(const kc_thread &, const launch_buffers &, float *);
 
 decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
@@ -34,6 +35,14 @@ decode_entry decode_entry_of(uint32_t store, uint32_t n_side, bool is_wide) {
 
 place_entry place_entry_of(uint32_t store) {
     return with_store(store, [](auto kind) -> place_entry { return place_kernel<decltype(kind)::value>; });
+}
+
+using legacy_entry = void (*)(const kc_thread &, const legacy_buffers &, uint32_t *, token_scratch *);
+
+legacy_entry legacy_entry_of(uint32_t version, uint32_t store) {
+    return with_store(store, [&](auto kind) -> legacy_entry {
+        return version == 1 ? legacy_kernel<1, decltype(kind)::value> : legacy_kernel<2, decltype(kind)::value>;
+    });
 }
 
 using sample_entry  = void (*)(const kc_thread &, const encode_buffers &);
@@ -139,11 +148,14 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
         std::vector<uint8_t> rings(jobs_a_workgroup * 8 * tiling<8>::ring_bytes);
         if (launch.kind == launch_kind::decode) {
             std::vector<table_entry>   table(in.set.n_entries);
-            std::vector<token_scratch> scratch(jobs_a_workgroup);
-            const auto                 entry = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
-            lanes::run_workgroup(n_threads, w, n_workgroups, options_, [&](const kc_thread & me) {
-                entry(me, in, table.data(), rings.data(), scratch.data());
-            });
+            // as much as the kernel has on a device, for whoever looks for accesses beyond it
+            std::vector<token_scratch> lanes_memory(
+                (jobs_a_workgroup * lane_bytes(launch.store, launch.n_side) + sizeof(token_scratch) - 1) /
+                sizeof(token_scratch));
+            auto * const lanes_bytes = reinterpret_cast<uint8_t *>(lanes_memory.data());
+            const auto   entry       = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
+            lanes::run_workgroup(n_threads, w, n_workgroups, options_,
+                                 [&](const kc_thread & me) { entry(me, in, table.data(), rings.data(), lanes_bytes); });
         } else if (launch.kind == launch_kind::expand) {
             lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                                  [&](const kc_thread & me) { expand_kernel(me, in, rings.data()); });
@@ -153,6 +165,20 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
             lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                                  [&](const kc_thread & me) { entry(me, in, span.data()); });
         }
+    }
+}
+
+void emulated_device::launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t) {
+    count("a launch");
+    n_legacy_launches_[launch.version - 1]++;
+    const uint32_t groups       = n_threads / 32;
+    const uint32_t n_workgroups = std::max(1u, (in.n_jobs + groups - 1) / groups * 2 / 3);
+    const auto     entry        = legacy_entry_of(launch.version, launch.store);
+    for (uint32_t w = 0; w < n_workgroups; w++) {
+        std::vector<uint32_t>      bounds(launch.version == 1 ? groups * stream_table_entries : 0);
+        std::vector<token_scratch> scratch(groups);
+        lanes::run_workgroup(n_threads, w, n_workgroups, options_,
+                             [&](const kc_thread & me) { entry(me, in, bounds.data(), scratch.data()); });
     }
 }
 

@@ -13,13 +13,14 @@ namespace kernels {
 
 class emulated_device : public device {
   public:
-    // shared_bytes: what a workgroup has; the others: see lanes::run_options
-    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 227 << 10, uint32_t wave_size = 32)
-        : options_{ order, wave_size }, shared_bytes_(shared_bytes) {}
+    // shared_bytes, decode_groups: what a workgroup has; the others: see lanes::run_options
+    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 227 << 10, uint32_t wave_size = 32,
+                             uint32_t decode_groups = 8)
+        : options_{ order, wave_size }, shared_bytes_(shared_bytes), decode_groups_(decode_groups) {}
     ~emulated_device() override;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
-    uint32_t decode_groups() const override { return 16; }
+    uint32_t decode_groups() const override { return decode_groups_; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;
@@ -27,6 +28,7 @@ class emulated_device : public device {
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override {}
     void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
+    void     launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) override;
 
     void      make_slots(uint64_t n_bytes) override;
     uint32_t  n_host_slots() const override { return 3; }
@@ -51,15 +53,18 @@ class emulated_device : public device {
     uint64_t n_calls() const { return n_calls_; }
     uint64_t n_allocations() const { return memory_.size(); }
     uint64_t n_launches(launch_kind kind) const { return n_launches_[static_cast<int>(kind)]; }
+    uint64_t n_legacy_launches(uint32_t version) const { return n_legacy_launches_[version - 1]; }
 
   private:
     void count(const char * what);
 
     lanes::run_options                options_;
     uint64_t                          shared_bytes_;
+    uint32_t                          decode_groups_;
     uint64_t                          fail_at_ = 0;
     std::atomic<uint64_t>             n_calls_{ 0 };
-    uint64_t                          n_launches_[3] = {};
+    uint64_t                          n_launches_[3]        = {};
+    uint64_t                          n_legacy_launches_[2] = {};
     std::map<uint64_t, uint8_t *>     memory_;
     uint64_t                          slot_bytes_ = 0;
     std::vector<std::vector<uint8_t>> host_slots_;

@@ -70,6 +70,9 @@ KC_FN uint32_t kc_again(uint32_t value) {
 KC_FN float kc_sqrt(float value) {
     return sqrtf(value);
 }
+KC_FN uint32_t kc_leading_zeros(uint32_t value) {
+    return value == 0 ? 32 : static_cast<uint32_t>(__builtin_clz(value));
+}
 KC_FN uint32_t kc_float_bits(float value) {
     return cachegen::float_bits(value);
 }
@@ -109,6 +112,10 @@ KC_FN float kc_add_signed(float partner, float value, float sign) {
 }
 template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]) {
     memcpy(to, from, sizeof(to));
+}
+KC_FN void kc_write_4_words(float * to, float a, float b, float c, float d) {
+    const float words[] = { a, b, c, d };
+    memcpy(to, words, 16);
 }
 template <typename T> KC_FN T kc_read_only(const T * from) {
     return *from;

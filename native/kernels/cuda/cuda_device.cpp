@@ -2,10 +2,12 @@
 
 #include "decode.h"
 #include "encode.h"
+#include "legacy.h"
 #include "pinned_memory.h"
 #include "status.h"
 
 #include <algorithm>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -19,6 +21,7 @@ namespace {
 // what the slots may take together; there are two at least
 constexpr uint64_t max_host_bytes   = 120 << 20;
 constexpr uint64_t max_device_bytes = 60 << 20;
+constexpr uint64_t max_kept_bytes   = 8 << 20; // of released memory, for whoever is next
 constexpr uint32_t max_host_slots   = 16;
 constexpr uint32_t max_device_slots = 4;
 
@@ -67,6 +70,9 @@ class staging_ring {
 
     ~staging_ring() {
         drop();
+        for (const auto & one : kept_) {
+            cudaFree(one.memory);
+        }
         cudaEventDestroy(begun_);
         cudaStreamDestroy(copies_);
     }
@@ -84,6 +90,47 @@ class staging_ring {
         check(cudaEventRecord(begun_, start), "an event");
         for (const auto & slot : device_) {
             check(cudaStreamWaitEvent(slot.work, begun_, 0), "an event");
+        }
+    }
+
+    // Small memory stays here between decoders: to allocate and free it takes longer than to fill it.
+    void * allocate(uint64_t n_bytes) {
+        auto best = kept_.end();
+        for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+            if (it->n_bytes >= n_bytes && (best == kept_.end() || it->n_bytes < best->n_bytes)) {
+                best = it;
+            }
+        }
+        block taken{ nullptr, n_bytes };
+        if (best != kept_.end()) {
+            taken = *best;
+            kept_.erase(best);
+        } else {
+            check(cudaMalloc(&taken.memory, n_bytes), "device memory");
+        }
+        try {
+            taken_.push_back(taken);
+        } catch (...) {
+            cudaFree(taken.memory);
+            throw;
+        }
+        return taken.memory;
+    }
+
+    void release(void * memory) {
+        const auto it = std::find_if(taken_.begin(), taken_.end(), [&](const block & b) { return b.memory == memory; });
+        if (it == taken_.end()) {
+            return;
+        }
+        uint64_t n_kept = it->n_bytes;
+        for (const auto & one : kept_) {
+            n_kept += one.n_bytes;
+        }
+        if (n_kept <= max_kept_bytes) {
+            kept_.splice(kept_.end(), taken_, it);
+        } else {
+            cudaFree(memory);
+            taken_.erase(it);
         }
     }
 
@@ -185,7 +232,14 @@ class staging_ring {
         slot_bytes_ = 0;
     }
 
+    struct block {
+        void *   memory;
+        uint64_t n_bytes;
+    };
+
     int                        index_;
+    std::list<block>           taken_;
+    std::list<block>           kept_;
     cudaStream_t               copies_     = nullptr;
     cudaEvent_t                begun_      = nullptr;
     uint64_t                   slot_bytes_ = 0;
@@ -227,9 +281,9 @@ cuda_device::cuda_device(int index, cudaStream_t stream) : index_(index), stream
     int                  n_processors = 0;
     check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index), "its shared memory");
     check(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, index), "its multiprocessors");
-    shared_bytes_   = static_cast<uint64_t>(shared_bytes);
-    max_workgroups_ = static_cast<uint32_t>(n_processors) * 8;
-    ring_           = take_ring(index);
+    shared_bytes_ = static_cast<uint64_t>(shared_bytes);
+    n_processors_ = static_cast<uint32_t>(n_processors);
+    ring_         = take_ring(index);
 }
 
 cuda_device::~cuda_device() {
@@ -244,14 +298,12 @@ cuda_device::~cuda_device() {
 
 uint64_t cuda_device::allocate(uint64_t n_bytes) {
     const current_device current(index_);
-    void *               memory = nullptr;
-    check(cudaMalloc(&memory, n_bytes), "device memory");
-    return reinterpret_cast<uint64_t>(memory);
+    return reinterpret_cast<uint64_t>(ring_->allocate(n_bytes));
 }
 
 void cuda_device::release(uint64_t address) {
     const current_device current(index_);
-    cudaFree(reinterpret_cast<void *>(address));
+    ring_->release(reinterpret_cast<void *>(address));
 }
 
 void cuda_device::clear(uint64_t address, uint64_t n_bytes) {
@@ -285,13 +337,18 @@ void cuda_device::launch(const planned_launch & launch, const launch_buffers & i
     const cudaStream_t   stream = ring_->work(device_slot);
     switch (launch.kind) {
         case launch_kind::decode:
-            check(launch_decode(in, launch.store, launch.n_side, in.set.n_symbols > 32, n_threads_, max_workgroups_,
-                                stream),
+            check(launch_decode(in, launch.store, launch.n_side, in.set.n_symbols > 32,
+                                { n_processors_, n_threads_, shared_bytes_ }, stream),
                   "launching the decoder");
             break;
         case launch_kind::expand: check(launch_expand(in, stream), "launching the decoder"); break;
         default: check(launch_place(in, launch.store, stream), "launching a store"); break;
     }
+}
+
+void cuda_device::launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) {
+    const current_device current(index_);
+    check(launch_legacy_decode(launch, in, 8 * n_processors_, ring_->work(device_slot)), "launching the decoder");
 }
 
 void cuda_device::make_slots(uint64_t n_bytes) {
@@ -360,7 +417,7 @@ void cuda_device::download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t a
 
 void cuda_device::launch_encode(const encode_launch & launch, const encode_buffers & in) {
     const current_device current(index_);
-    check(launch_encoder(launch, in, max_workgroups_, stream_), "launching the encoder");
+    check(launch_encoder(launch, in, 8 * n_processors_, stream_), "launching the encoder");
 }
 
 void cuda_device::mark(uint32_t index) {

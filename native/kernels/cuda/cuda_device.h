@@ -20,7 +20,7 @@ class cuda_device : public device {
     cuda_device & operator=(const cuda_device &) = delete;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
-    uint32_t decode_groups() const override { return n_threads_ / 32; }
+    uint32_t decode_groups() const override { return min_decode_groups; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;
@@ -28,8 +28,9 @@ class cuda_device : public device {
     void     download(void * bytes, uint64_t address, uint64_t n_bytes) override;
     void     wait() override;
     void     launch(const planned_launch & launch, const launch_buffers & in, uint32_t device_slot) override;
+    void     launch_legacy(const legacy_launch & launch, const legacy_buffers & in, uint32_t device_slot) override;
 
-    // of a workgroup that decodes, 32 to 512
+    // of a workgroup that decodes, at most; 128 to 512
     void set_threads(uint32_t n_threads) { n_threads_ = n_threads; }
 
     void      make_slots(uint64_t n_bytes) override;
@@ -54,10 +55,10 @@ class cuda_device : public device {
     int            index_;
     cudaStream_t   stream_;
     staging_ring * ring_;
-    uint64_t       shared_bytes_   = 0;
-    uint32_t       n_threads_      = default_decode_threads;
-    uint32_t       max_workgroups_ = 0;
-    cudaEvent_t    marks_[2]       = {};
+    uint64_t       shared_bytes_ = 0;
+    uint32_t       n_threads_    = default_decode_threads;
+    uint32_t       n_processors_ = 0;
+    cudaEvent_t    marks_[2]     = {};
 };
 
 // free what is kept between decoders; none may be in use

@@ -2,6 +2,8 @@
 #include "../decode_entries.h"
 #include "decode.h"
 
+#include <algorithm>
+
 namespace kernels {
 
 namespace {
@@ -11,17 +13,26 @@ uint32_t workgroups_for(uint32_t n_jobs, uint32_t n_threads) {
     return (n_jobs + jobs_a_workgroup - 1) / jobs_a_workgroup;
 }
 
-} // namespace
-
-uint64_t decode_shared_bytes(const set_shape & set, uint32_t n_side, uint32_t n_threads) {
-    const uint64_t ring_bytes = n_side == 1   ? tiling<1>::ring_bytes
-                                : n_side == 2 ? tiling<2>::ring_bytes
-                                              : tiling<4>::ring_bytes;
+uint64_t shared_bytes_of(const set_shape & set, uint32_t store, uint32_t n_side, uint32_t n_threads) {
     return ring_alignment + uint64_t{ set.n_entries } * sizeof(table_entry) +
-           n_threads / 32 * (n_side * ring_bytes + sizeof(token_scratch));
+           n_threads / 32 * decode_group_bytes(store, n_side);
 }
 
-namespace {
+/*
+ * Parts of an archive are launched while others run, 4 or so with 2 launches each: enough workgroups for all
+ * multiprocessors, but no more than that, as each has a table of its own.
+ */
+uint32_t threads_for(const launch_buffers & in, uint32_t store, uint32_t n_side, const launch_limits & limits) {
+    const uint32_t most      = std::min(limits.n_threads, decode_threads);
+    uint32_t       n_threads = 128;
+    while (2 * n_threads <= most && n_threads / 32 * limits.n_processors < 4 * in.n_groups) {
+        n_threads *= 2;
+    }
+    while (n_threads > 32 && shared_bytes_of(in.set, store, n_side, n_threads) > limits.shared_bytes) {
+        n_threads /= 2;
+    }
+    return n_threads;
+}
 
 cudaError_t launch(decode_entry_point which, const launch_buffers & in, uint32_t n_workgroups, uint32_t n_threads,
                    uint64_t shared_bytes, cudaStream_t stream) {
@@ -33,10 +44,11 @@ cudaError_t launch(decode_entry_point which, const launch_buffers & in, uint32_t
 
 } // namespace
 
-cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide, uint32_t n_threads,
-                          uint32_t max_workgroups, cudaStream_t stream) {
-    const decode_entry_point which = decode_entry_of(store, n_side, is_wide);
-    const uint64_t           bytes = decode_shared_bytes(in.set, n_side, n_threads);
+cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide,
+                          const launch_limits & limits, cudaStream_t stream) {
+    const decode_entry_point which     = decode_entry_of(store, n_side, is_wide);
+    const uint32_t           n_threads = threads_for(in, store, n_side, limits);
+    const uint64_t           bytes     = shared_bytes_of(in.set, store, n_side, n_threads);
     if (bytes > 48 << 10) {
         const cudaError_t error =
             cudaFuncSetAttribute(reinterpret_cast<const void *>(which), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -45,8 +57,9 @@ cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_
             return error;
         }
     }
-    const uint32_t wanted = workgroups_for(in.n_groups, n_threads);
-    return launch(which, in, wanted < max_workgroups ? wanted : max_workgroups, n_threads, bytes, stream);
+    // workgroups take jobs in turn
+    const uint32_t n_workgroups = std::min(workgroups_for(in.n_groups, n_threads), 8 * limits.n_processors);
+    return launch(which, in, n_workgroups, n_threads, bytes, stream);
 }
 
 cudaError_t launch_expand(const launch_buffers & in, cudaStream_t stream) {

@@ -9,6 +9,7 @@ add_library(cachegen-cuda STATIC
     ${CACHEGEN_KERNEL_DIR}/cuda/cuda_device.cpp
     ${CACHEGEN_KERNEL_DIR}/cuda/decode.cu
     ${CACHEGEN_KERNEL_DIR}/cuda/encode.cu
+    ${CACHEGEN_KERNEL_DIR}/cuda/legacy.cu
     ${CACHEGEN_KERNEL_DIR}/cuda/pinned_memory.cpp
 )
 target_include_directories(cachegen-cuda PUBLIC ${CACHEGEN_KERNEL_DIR})

@@ -43,6 +43,10 @@ KC_FN void kc_sync() {
 KC_FN uint32_t kc_count_bits(uint32_t value) {
     return static_cast<uint32_t>(__popc(static_cast<int>(value)));
 }
+// 32 for zero
+KC_FN uint32_t kc_leading_zeros(uint32_t value) {
+    return static_cast<uint32_t>(__clz(static_cast<int>(value)));
+}
 // the same number: see port_hip.h
 KC_FN uint32_t kc_again(uint32_t value) {
     return value;
@@ -78,6 +82,9 @@ KC_FN void kc_write(uint8_t * to, uint8_t value) {
 KC_FN void kc_write(uint16_t * to, uint16_t value) {
     asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
 }
+KC_FN void kc_write(uint32_t * to, uint32_t value) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
 KC_FN void kc_write(float * to, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
@@ -106,6 +113,11 @@ template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]
             to[i] = from[i];
         }
     }
+}
+
+// four words to shared memory, at a multiple of 16
+KC_FN void kc_write_4_words(float * to, float a, float b, float c, float d) {
+    *reinterpret_cast<float4 *>(to) = make_float4(a, b, c, d);
 }
 
 // from a device's memory that nobody writes to during the launch

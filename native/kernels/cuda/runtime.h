@@ -11,14 +11,16 @@
 
 namespace kernels {
 
-// the name for messages, and the threads of a workgroup that decodes: 64 KiB of shared memory have to hold its rings
-// and a set's table on AMD
+// the name for messages; the threads of a workgroup that decodes, where its set's table leaves room for as many; and
+// the groups of lanes that there have to be, else the table stays in the device's memory: AMD has 64 KiB for all of it
 #if defined(CACHEGEN_HIP)
 constexpr const char * device_runtime         = "HIP";
 constexpr uint32_t     default_decode_threads = 256;
+constexpr uint32_t     min_decode_groups      = 4;
 #else
 constexpr const char * device_runtime         = "CUDA";
 constexpr uint32_t     default_decode_threads = 512;
+constexpr uint32_t     min_decode_groups      = 8;
 #endif
 
 } // namespace kernels

@@ -11,6 +11,7 @@ add_library(cachegen-hip STATIC
     ${CACHEGEN_KERNEL_DIR}/cuda/pinned_memory.cpp
     ${CACHEGEN_KERNEL_DIR}/hip/decode.hip
     ${CACHEGEN_KERNEL_DIR}/hip/encode.hip
+    ${CACHEGEN_KERNEL_DIR}/hip/legacy.hip
 )
 target_include_directories(cachegen-hip PUBLIC ${CACHEGEN_KERNEL_DIR})
 target_compile_definitions(cachegen-hip PUBLIC CACHEGEN_HIP)

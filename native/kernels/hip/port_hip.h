@@ -19,8 +19,9 @@
 #define KC_IN_GLOBAL __attribute__((address_space(1)))
 #define KC_IN_SHARED __attribute__((address_space(3)))
 
-using kc_words_2 = uint32_t __attribute__((ext_vector_type(2)));
-using kc_words_4 = uint32_t __attribute__((ext_vector_type(4)));
+using kc_words_2  = uint32_t __attribute__((ext_vector_type(2)));
+using kc_floats_4 = float __attribute__((ext_vector_type(4)));
+using kc_words_4  = uint32_t __attribute__((ext_vector_type(4)));
 
 #if defined(__GFX9__)
 constexpr uint32_t kc_wave_size = 64;
@@ -84,6 +85,10 @@ KC_FN kc_thread kc_this_thread() {
 
 KC_FN uint32_t kc_count_bits(uint32_t value) {
     return (uint32_t) __builtin_popcount(value);
+}
+// 32 for zero, which the builtin alone does not know
+KC_FN uint32_t kc_leading_zeros(uint32_t value) {
+    return value == 0 ? 32 : (uint32_t) __builtin_clz(value);
 }
 KC_FN uint32_t kc_float_bits(float value) {
     return __builtin_bit_cast(uint32_t, value);
@@ -150,6 +155,11 @@ template <int N, typename T> KC_FN void kc_read_words(const T * from, T (&to)[N]
             to[i] = *(const KC_IN_SHARED T *) (from + i);
         }
     }
+}
+
+// four words to shared memory, at a multiple of 16
+KC_FN void kc_write_4_words(float * to, float a, float b, float c, float d) {
+    *(KC_IN_SHARED kc_floats_4 *) to = kc_floats_4{ a, b, c, d };
 }
 
 // from a device's memory that nobody writes to during the launch
