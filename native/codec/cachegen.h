@@ -203,15 +203,9 @@ struct cachegen_lcg3_plane {
     uint64_t symbol_bytes;  /* OUT by describe: of them, words of the entropy coder; 0 if only the metadata is open */
 };
 
-enum cachegen_lcg3_flags {
-    /* sink->write() may be called by any thread of the executor, several at a time, with pieces of the payload in any
-       order; the metadata still comes last, alone, on the calling thread */
-    CACHEGEN_LCG3_CONCURRENT_WRITES = 1,
-};
-
 struct cachegen_lcg3_options {
     uint32_t struct_size;     /* IN sizeof(struct cachegen_lcg3_options) */
-    uint32_t flags;           /* IN enum cachegen_lcg3_flags */
+    uint32_t flags;           /* IN 0 */
     uint32_t block_tokens;    /* IN tokens of a block, 32 to 65,536 */
     uint32_t n_exact_tokens;  /* IN the first tokens, kept as native rows; at most 4,096 */
     uint32_t n_models;        /* IN shared models of a symbol set, 1 to 256 */
@@ -270,9 +264,10 @@ struct cachegen_sink {
 };
 
 /*
- * The same without the archive in memory. The payload is written in order, on the calling thread (but see
- * CACHEGEN_LCG3_CONCURRENT_WRITES), beginning where the metadata will end; the metadata comes last, at offset 0. If
- * this fails, what was written is no archive. sink     IN n_bytes  OUT the archive's size
+ * The same without the archive in memory. The payload is written in order, on the calling thread, beginning where the
+ * metadata will end; the metadata comes last, at offset 0. If this fails, what was written is no archive.
+ * sink     IN
+ * n_bytes  OUT the archive's size
  */
 CACHEGEN_API int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes,
                                              const struct cachegen_rows * sources, uint64_t n_planes,

@@ -14,8 +14,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <mutex>
+#include <system_error>
 
 namespace cachegen::lcg3 {
 
@@ -34,8 +36,6 @@ class archive_sink {
   public:
     virtual ~archive_sink()                                                   = default;
     virtual void write(uint64_t offset, const void * bytes, uint64_t n_bytes) = 0;
-    // several threads may write at a time
-    virtual bool is_concurrent() const { return false; }
 };
 
 // into memory that is handed to the caller; realloc() moves pages instead of copying them
@@ -77,10 +77,7 @@ class memory_sink : public archive_sink {
 // to a function of the caller
 class callback_sink : public archive_sink {
   public:
-    callback_sink(const cachegen_sink & sink, const cachegen_lcg3_options & options)
-        : sink_(sink), is_concurrent_((options.flags & CACHEGEN_LCG3_CONCURRENT_WRITES) != 0) {}
-
-    bool is_concurrent() const override { return is_concurrent_; }
+    explicit callback_sink(const cachegen_sink & sink) : sink_(sink) {}
 
     void write(uint64_t offset, const void * bytes, uint64_t n_bytes) override {
         if (n_bytes > 0 && sink_.write(sink_.state, offset, bytes, n_bytes) != 0) {
@@ -90,7 +87,6 @@ class callback_sink : public archive_sink {
 
   private:
     const cachegen_sink & sink_;
-    const bool            is_concurrent_;
 };
 
 // rows of a plane's source
@@ -204,7 +200,7 @@ void page_encoder::check(const cachegen_lcg3_plane * described, const cachegen_r
         fail(CACHEGEN_ERR_STRUCT_SIZE, "cachegen_lcg3_options of %u bytes, this library's has %zu", options.struct_size,
              sizeof(options));
     }
-    if ((options.flags & ~uint32_t{ CACHEGEN_LCG3_CONCURRENT_WRITES }) != 0 || options.reserved != 0) {
+    if (options.flags != 0 || options.reserved != 0) {
         fail(CACHEGEN_ERR_ARGUMENT, "flags %u, reserved %u: this library knows no such flag", options.flags,
              options.reserved);
     }
@@ -644,6 +640,32 @@ metered_vector<uint8_t> page_encoder::make_metadata(const metered_vector<uint32_
     return std::move(out.bytes());
 }
 
+void digest_units(const metered_vector<unit_bytes> & units, stream_digest & digest) {
+    for (const auto & unit : units) {
+        digest.update(unit.bytes, unit.n_bytes);
+    }
+}
+
+// `other` on a thread of its own, if there are to be several and one can be had; it must not throw
+template <typename Other, typename Own>
+void beside(const cachegen_executor * executor, const Other & other, const Own & own) {
+    std::future<void> running;
+    if (executor != nullptr) {
+        try {
+            running = std::async(std::launch::async, other);
+        } catch (const std::system_error &) {
+            // one after the other
+        }
+    }
+    if (!running.valid()) {
+        other();
+    }
+    own();
+    if (running.valid()) {
+        running.get();
+    }
+}
+
 // Writes the payload, then the metadata. Returns the archive's size.
 uint64_t page_encoder::write(archive_sink & sink) const {
     const auto align_to = [](uint64_t n, uint64_t alignment) { return (n + alignment - 1) / alignment * alignment; };
@@ -686,32 +708,20 @@ uint64_t page_encoder::write(archive_sink & sink) const {
                     units[i] = encode_unit(static_cast<uint32_t>(first + i), block);
                 }
             });
-            metered_vector<uint64_t> offsets(n_wave);
             for (size_t i = 0; i < n_wave; i++) {
                 if (made[i].bytes == nullptr) {
                     made[i] = { units[i].data(), static_cast<uint32_t>(units[i].size()) };
                 }
-                offsets[i] = offset;
-                offset += made[i].n_bytes;
                 unit_sizes[block * planes.size() + first + i] = made[i].n_bytes;
             }
-            const auto write_unit  = [&](uint64_t i) { sink.write(offsets[i], made[i].bytes, made[i].n_bytes); };
-            const auto digest_unit = [&](uint64_t i) { digest.update(made[i].bytes, made[i].n_bytes); };
-            if (sink.is_concurrent()) {
-                // the digest is one thread's, and the longest task
-                run_tasks(executor, n_wave + 1, [&](uint64_t task) {
-                    if (task == 0) {
-                        run_tasks(nullptr, n_wave, digest_unit);
-                    } else {
-                        write_unit(task - 1);
+            beside(
+                executor, [&] { digest_units(made, digest); },
+                [&] {
+                    for (const auto & unit : made) {
+                        sink.write(offset, unit.bytes, unit.n_bytes);
+                        offset += unit.n_bytes;
                     }
                 });
-            } else {
-                run_tasks(nullptr, n_wave, [&](uint64_t i) {
-                    digest_unit(i);
-                    write_unit(i);
-                });
-            }
             first += n_wave;
         }
         digests[uint64_t{ block } + 1] = digest.value();
@@ -768,7 +778,7 @@ uint64_t encode_to(const cachegen_lcg3_plane * planes, const cachegen_rows * sou
 uint64_t lcg3::encode_with(unit_encoder & units, const cachegen_lcg3_plane * planes, const cachegen_rows * sources,
                            uint64_t n_planes, const cachegen_row_reader & reader, const cachegen_lcg3_options & options,
                            const cachegen_executor * executor, const cachegen_sink & sink) {
-    callback_sink to_caller(sink, options);
+    callback_sink to_caller(sink);
     return encode_to(planes, sources, n_planes, &reader, options, executor, &units, to_caller);
 }
 
@@ -799,7 +809,7 @@ int32_t cachegen_lcg3_encode_from(const struct cachegen_lcg3_plane * planes, con
             fail(CACHEGEN_ERR_ARGUMENT, "sink, reader, a function of them, options or n_bytes is NULL");
         }
         *n_bytes = 0;
-        lcg3::callback_sink to_caller(*sink, *options);
+        lcg3::callback_sink to_caller(*sink);
         *n_bytes = encode_to(planes, sources, n_planes, reader, *options, executor, nullptr, to_caller);
     });
 }
@@ -813,7 +823,7 @@ int32_t cachegen_lcg3_encode_to(const struct cachegen_lcg3_plane * planes, const
             fail(CACHEGEN_ERR_ARGUMENT, "sink, its function, options or n_bytes is NULL");
         }
         *n_bytes = 0;
-        lcg3::callback_sink to_caller(*sink, *options);
+        lcg3::callback_sink to_caller(*sink);
         *n_bytes = encode_to(planes, sources, n_planes, nullptr, *options, executor, nullptr, to_caller);
     });
 }

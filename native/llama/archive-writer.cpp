@@ -45,7 +45,7 @@ int write_to_file([[maybe_unused]] const llama_cachegen_file & file, [[maybe_unu
 } // namespace
 
 archive_writer::archive_writer(llama_cachegen_write_t write, void * user_data, const llama_cachegen_options & options)
-    : write_(write), user_data_(user_data), options_(options), caller_(std::this_thread::get_id()) {
+    : write_(write), user_data_(user_data), options_(options) {
 #if !defined(_WIN32)
     file_ = options.file;
 #endif
@@ -83,36 +83,19 @@ int32_t archive_writer::write(void * self, uint64_t offset, const void * bytes, 
 }
 
 int32_t archive_writer::write_piece(uint64_t offset, const void * bytes, uint64_t n_bytes) {
-    const uint64_t done_bytes = begin(offset + n_bytes);
-    int32_t        result     = 0;
-    if (std::this_thread::get_id() == caller_ && options_.go_on && !options_.go_on(options_.user_data, done_bytes, 0)) {
-        result = 1;
-    } else if (file_) {
-        const int error = write_to_file(*file_, offset, bytes, n_bytes);
-        int       none  = 0;
-        system_error_.compare_exchange_strong(none, error);
-        result = error != 0;
+    if (options_.go_on && !options_.go_on(options_.user_data, done_bytes_, 0)) {
+        return 1;
+    }
+    const int64_t t_start_us = ggml_time_us();
+    int32_t       result     = 0;
+    if (file_) {
+        reserve(offset + n_bytes);
+        system_error_ = write_to_file(*file_, offset, bytes, n_bytes);
+        result        = system_error_ != 0;
     } else {
         result = write_(user_data_, offset, bytes, n_bytes);
     }
-    end(n_bytes);
-    return result;
-}
-
-// end: of the piece. Returns the bytes written before.
-uint64_t archive_writer::begin(uint64_t end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    reserve(end);
-    if (n_writing_++ == 0) {
-        t_begun_us_ = ggml_time_us();
-    }
-    return done_bytes_;
-}
-
-void archive_writer::end(uint64_t n_bytes) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    write_us_ += ggml_time_us() - t_start_us;
     done_bytes_ += n_bytes;
-    if (--n_writing_ == 0) {
-        write_us_ += ggml_time_us() - t_begun_us_;
-    }
+    return result;
 }

@@ -1,11 +1,7 @@
-// Where an export puts an archive: a function of the caller, or a file that several threads write to.
+// Where an export puts an archive: a function of the caller, or a file.
 #pragma once
 
 #include "llama-cachegen.h"
-
-#include <atomic>
-#include <mutex>
-#include <thread>
 
 class archive_writer {
   public:
@@ -15,36 +11,25 @@ class archive_writer {
     archive_writer(const archive_writer &)             = delete;
     archive_writer & operator=(const archive_writer &) = delete;
 
-    // write() may be called by several threads at a time
-    bool is_concurrent() const { return file_ != nullptr; }
-
-    // a ggml_kv_codec_write_t; self: an archive_writer. go_on() and the caller's function are called on the thread that
-    // made it only.
+    // a ggml_kv_codec_write_t; self: an archive_writer
     static int32_t write(void * self, uint64_t offset, const void * bytes, uint64_t n_bytes);
 
     // errno of the write that failed, or 0
     int system_error() const { return system_error_; }
 
-    // time during which a thread or several were writing
     double write_ms() const { return double(write_us_) / 1000.0; }
 
   private:
-    int32_t  write_piece(uint64_t offset, const void * bytes, uint64_t n_bytes);
-    uint64_t begin(uint64_t end);
-    void     end(uint64_t n_bytes);
-    void     reserve(uint64_t end);
+    int32_t write_piece(uint64_t offset, const void * bytes, uint64_t n_bytes);
+    void    reserve(uint64_t end);
 
     const llama_cachegen_write_t write_;
     void * const                 user_data_;
     const llama_cachegen_options options_;
-    const llama_cachegen_file *  file_ = nullptr;
-    const std::thread::id        caller_;
-    std::atomic<int>             system_error_{ 0 };
-    bool                         may_reserve_ = false;
-    std::mutex                   mutex_;            // of what follows
+    const llama_cachegen_file *  file_         = nullptr;
+    int                          system_error_ = 0;
+    bool                         may_reserve_  = false;
     uint64_t                     reserved_end_ = 0; // in the archive
     uint64_t                     done_bytes_   = 0;
-    uint32_t                     n_writing_    = 0; // threads
-    int64_t                      t_begun_us_   = 0; // when the first of them began
     int64_t                      write_us_     = 0;
 };

@@ -19,7 +19,9 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstring>
+#include <future>
 #include <memory>
+#include <system_error>
 #include <vector>
 #if !defined(_WIN32)
 #    include <unistd.h>
@@ -439,6 +441,7 @@ struct llama_cachegen_import {
     double                          reserve_ms   = 0;
     double                          drain_ms     = 0;
     double                          code_ms      = 0;
+    std::future<void>               preparation; // of the commit, if it has begun
 
     explicit llama_cachegen_import(import_plan && moved) = delete;
 
@@ -451,6 +454,8 @@ struct llama_cachegen_import {
     llama_cachegen_import & operator=(const llama_cachegen_import &) = delete;
 
     void              open();
+    // when nothing but this import can touch the memory until the commit
+    void              prepare_meanwhile();
     void              feed(const void * bytes, uint64_t n_bytes);
     // all that is left, out of the whole archive
     void              feed_all(const void * archive);
@@ -540,6 +545,18 @@ void llama_cachegen_import::open() {
         }
     }
     reserve_ms = ms_since(t_reserve_us);
+}
+
+// A caller's function may cut the sequence meanwhile: with one, the cells are looked at in the end.
+void llama_cachegen_import::prepare_meanwhile() {
+    if (plan.options.go_on) {
+        return;
+    }
+    try {
+        preparation = std::async(std::launch::async, [this] { page_prepare_parts(plan.parts); });
+    } catch (const std::system_error &) {
+        // no thread: the commit does it
+    }
 }
 
 void llama_cachegen_import::feed(const void * bytes, uint64_t n_bytes) {
@@ -651,7 +668,11 @@ void llama_cachegen_import::commit() {
                   parts.size());
     }
     has_failed = true;
-    page_prepare_parts(plan.parts); // while devices decode the last parts
+    if (preparation.valid()) {
+        preparation.get();
+    } else {
+        page_prepare_parts(plan.parts); // while devices decode the last parts
+    }
     const int64_t t_start_us = ggml_time_us();
     for (const auto & d : decoders) {
         const int32_t status = d.procs->decoder_finish(d.decoder);
@@ -666,6 +687,9 @@ void llama_cachegen_import::commit() {
 }
 
 void llama_cachegen_import::close() {
+    if (preparation.valid()) {
+        preparation.wait();
+    }
     for (const auto & d : decoders) {
         d.procs->decoder_free(d.decoder);
     }
@@ -793,6 +817,7 @@ int32_t llama_cachegen_import_archive(llama_context * ctx, int32_t seq_id, int32
         llama_cachegen_import import(ctx, seq_id, p0, archive, archive_bytes, archive_bytes, first_token, n_tokens,
                                      options);
         import.open();
+        import.prepare_meanwhile();
         import.feed_all(archive);
         commit_with_stats(import, stats);
     });
@@ -928,11 +953,10 @@ int32_t llama_cachegen_export(llama_context * ctx, int32_t seq_id, int32_t p0, i
         memcpy(lcg3.profile, profile->name, sizeof(lcg3.profile));
 
         archive_writer writer(write, user_data, opts);
-        lcg3.flags               = writer.is_concurrent() ? CACHEGEN_LCG3_CONCURRENT_WRITES : 0;
-        const int64_t t_start_us = ggml_time_us();
-        uint64_t      peak_bytes = 0;
-        const auto *  procs      = components[0].backend.procs;
-        int32_t       status     = CACHEGEN_OK;
+        const int64_t  t_start_us = ggml_time_us();
+        uint64_t       peak_bytes = 0;
+        const auto *   procs      = components[0].backend.procs;
+        int32_t        status     = CACHEGEN_OK;
         if (is_ours) {
             std::vector<bool> staged;
             for (const auto & c : components) {

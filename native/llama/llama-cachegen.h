@@ -64,8 +64,8 @@ struct llama_cachegen_options {
     const struct llama_cachegen_file * file; /* IN  or NULL. llama_cachegen_import_archive(): where the archive's memory
                                                     is a mapping of. A device's decoder then reads the payload from
                                                     it, on several threads, as faults of pages cost more.
-                                                    llama_cachegen_export(): where several threads write to, in place
-                                                    of write(). Ignored where the system has no pread() and pwrite().
+                                                    llama_cachegen_export(): what is written to in place of calling
+                                                    write(). Ignored where the system has no pread() and pwrite().
                                                     Borrowed. */
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <sstream>
 #include <thread>
 
@@ -82,6 +83,9 @@ int run(const bench_options & options) {
     const int         n_repeats = options.number("repeats", 7);
     const auto        rows      = parse_rows(options.text("rows", options.has("model") ? three_rows : all_rows));
     const auto        cold_rows = parse_rows(options.text("cold-rows", three_rows));
+    if (options.has("cold") && std::filesystem::equivalent(folder, options.text("cold"))) {
+        throw std::runtime_error("--cold names the folder of the files in memory: choose another, on a disk");
+    }
     const stopwatch   since;
     const bench_model model = make_bench_model(options);
     const std::string card  = ggml_backend_dev_description(model.device);

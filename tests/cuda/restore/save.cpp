@@ -1,5 +1,6 @@
 #include "row.h"
 
+#include <cstdio>
 #include <cstring>
 
 namespace {
@@ -80,6 +81,9 @@ save_results measure_saves(const row_setup & row, const row_files & files, cell_
     save_native(row, files.native.path);
     for (int i = 0; i < row.n_repeats + 1; i++) {
         llama_cachegen_stats stats;
+        // each goes to a new file: to empty one of these sizes takes long by itself
+        std::remove(files.state.path.c_str());
+        std::remove(files.archive.path.c_str());
         const double         state_ms   = save_state(row, files.state.path);
         const double         archive_ms = save_archive(row, files.archive.path, stats);
         if (i == 0) { // warms up
