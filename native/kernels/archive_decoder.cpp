@@ -20,6 +20,12 @@ namespace {
 constexpr uint64_t scratch_bytes = 16 << 20;
 constexpr uint64_t piece_bytes   = 1 << 20; // that a thread reads at a time
 
+// One thread in eight is left to the caller, who enqueues, and to what goes on beside: a reader that waits for a
+// processor holds up its part, and all parts after it.
+uint64_t n_readers_for(uint32_t n_threads, uint64_t n_pieces) {
+    return std::max<uint64_t>(1, std::min<uint64_t>(n_threads - n_threads / 8, n_pieces));
+}
+
 uint32_t n_pieces_of(uint64_t n_bytes) {
     return static_cast<uint32_t>(std::max<uint64_t>(1, (n_bytes + piece_bytes - 1) / piece_bytes));
 }
@@ -291,7 +297,7 @@ void archive_decoder::run(const uint32_t * parts, uint64_t n_parts, const source
     };
     std::vector<std::thread> threads;
     guarded([&] {
-        const uint64_t n = std::max<uint64_t>(1, std::min<uint64_t>(n_threads, n_pieces));
+        const uint64_t n = n_readers_for(n_threads, n_pieces);
         threads.reserve(n);
         for (uint64_t i = 0; i < n; i++) {
             try {

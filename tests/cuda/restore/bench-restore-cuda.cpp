@@ -20,6 +20,7 @@ const char * usage =
     "  --tokens N          of the cache (19000)\n"
     "  --repeats N         rounds, after one that warms up (7)\n"
     "  --rows K/V,...      types of the cache\n"
+    "  --threads N         of imports and exports (all)\n"
     "  --model FILE        a GGUF instead of random weights; greedy tokens after the restore are compared too\n"
     "  --text FILE         what it evaluates\n"
     "  --cold FOLDER       on a disk: the table of files that are not in memory\n"
@@ -75,6 +76,7 @@ json describe(const bench_model & model, int n_repeats) {
     to["profile"] = "balanced";
     to["tokens"]  = model.n_tokens();
     to["repeats"] = n_repeats;
+    to["threads"] = model.n_threads;
     return to;
 }
 
@@ -86,9 +88,10 @@ int run(const bench_options & options) {
     if (options.has("cold") && std::filesystem::equivalent(folder, options.text("cold"))) {
         throw std::runtime_error("--cold names the folder of the files in memory: choose another, on a disk");
     }
-    const stopwatch   since;
-    const bench_model model = make_bench_model(options);
-    const std::string card  = ggml_backend_dev_description(model.device);
+    const stopwatch since;
+    bench_model     model  = make_bench_model(options);
+    model.n_threads        = options.number("threads", static_cast<int32_t>(std::thread::hardware_concurrency()));
+    const std::string card = ggml_backend_dev_description(model.device);
     printf("%s on %s, ready in %.0f ms; %d tokens, %d repeats, page cache warm\n", model.name.c_str(), card.c_str(),
            since.ms(), model.n_tokens(), n_repeats);
     fflush(stdout);
@@ -137,8 +140,8 @@ int run(const bench_options & options) {
 int main(int argc, char ** argv) {
     try {
         const bench_options options(argc, argv,
-                                    { "tokens", "repeats", "rows", "model", "text", "cold", "cold-rows", "cold-repeats",
-                                      "json", "commit", "device" });
+                                    { "tokens", "repeats", "rows", "threads", "model", "text", "cold", "cold-rows",
+                                      "cold-repeats", "json", "commit", "device" });
         if (options.words.size() != 1) {
             printf(usage, argv[0]);
             return 2;

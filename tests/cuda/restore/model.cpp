@@ -6,7 +6,6 @@
 #include <cctype>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 namespace {
 
@@ -118,7 +117,7 @@ llama_context_ptr new_context(const bench_model & model, const cache_types & typ
     params.type_k               = types.k;
     params.type_v               = types.v;
     params.flash_attn_type      = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    params.n_threads            = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+    params.n_threads            = model.n_threads;
     llama_context_ptr ctx(llama_init_from_model(model.model.get(), params));
     if (!ctx) {
         throw std::runtime_error("no context: " + take_log());

@@ -15,7 +15,8 @@ struct bench_model {
     ggml_backend_dev_t       device = nullptr; // that computes it
     std::string              name;
     bool                     is_synthetic = true;
-    std::vector<llama_token> tokens; // those of the cache, and one to go on with
+    std::vector<llama_token> tokens;        // those of the cache, and one to go on with
+    int32_t                  n_threads = 1; // of contexts, and so of imports and exports
 
     int32_t n_tokens() const { return static_cast<int32_t>(tokens.size()) - 1; }
     int32_t n_vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(model.get())); }

@@ -84,8 +84,8 @@ save_results measure_saves(const row_setup & row, const row_files & files, cell_
         // each goes to a new file: to empty one of these sizes takes long by itself
         std::remove(files.state.path.c_str());
         std::remove(files.archive.path.c_str());
-        const double         state_ms   = save_state(row, files.state.path);
-        const double         archive_ms = save_archive(row, files.archive.path, stats);
+        const double state_ms   = save_state(row, files.state.path);
+        const double archive_ms = save_archive(row, files.archive.path, stats);
         if (i == 0) { // warms up
             results.is_same = is_our_archive(row, files.archive.path, expected);
             continue;
