@@ -1,5 +1,5 @@
-// KV codec procs of the CUDA backend: archives are decoded, and lossy planes encoded, on the stream of the graphs that
-// use the cache.
+// KV codec procs of the CUDA backend, and of HIP's, which has the same source: archives are decoded, and lossy planes
+// encoded, on the stream of the graphs that use the cache.
 #include "kv-codec-cuda.h"
 
 #include "archive_decoder.h"
@@ -45,7 +45,8 @@ ggml_kv_codec_decoder * decoder_new(ggml_backend_t backend, ggml_kv_codec_format
     std::unique_ptr<ggml_kv_codec_decoder> result;
     *status = cachegen::guard([&] {
         if (format != GGML_KV_CODEC_FORMAT_LCG3) {
-            cachegen::fail(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend decodes no format but LCG3");
+            cachegen::fail(CACHEGEN_ERR_UNSUPPORTED, "the %s backend decodes no format but LCG3",
+                           kernels::device_runtime);
         }
         auto &                                 context = *static_cast<ggml_backend_cuda_context *>(backend->context);
         std::vector<cachegen_lcg3_destination> destinations(n_rows);
@@ -85,7 +86,8 @@ int32_t encode(ggml_backend_t backend, ggml_kv_codec_format format, const void *
                void * user_data, uint64_t * n_bytes, uint64_t * peak_bytes) {
     return cachegen::guard([&] {
         if (format != GGML_KV_CODEC_FORMAT_LCG3) {
-            cachegen::fail(CACHEGEN_ERR_UNSUPPORTED, "the CUDA backend encodes no format but LCG3");
+            cachegen::fail(CACHEGEN_ERR_UNSUPPORTED, "the %s backend encodes no format but LCG3",
+                           kernels::device_runtime);
         }
         cachegen::memory_meter     meter;
         const cachegen::metering   counted(&meter);

@@ -1,4 +1,4 @@
-// KV codec procs of the CUDA backend: see ggml-kv-codec.h.
+// KV codec procs of the CUDA and HIP backends: see ggml-kv-codec.h.
 #pragma once
 
 #include "ggml-kv-codec.h"

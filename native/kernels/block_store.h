@@ -266,7 +266,7 @@ template <uint32_t STORE, int R> KC_FN void store_block_tile(const kc_thread & m
     float              values[16];
     get_segment<R>(me, tile, values);
     if (n_rot != 0) {
-        rotate_block_tile<R>(me, tile, n_rot, factor, values);
+        rotate_block_tile<R>(me, tile, kc_again(n_rot), factor, values);
     }
     half_block block;
     code_block<STORE, R>(me, tile, values, block);

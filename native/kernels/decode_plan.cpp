@@ -14,11 +14,14 @@ namespace {
 using namespace cachegen;
 using ull = unsigned long long;
 
-constexpr uint32_t max_side     = 8; // adjacent groups that 32 lanes decode
-constexpr uint32_t decode_warps = 8; // of a workgroup, at least
-// of shared memory, of a group of lanes: tokens, rings and a tile of blocks
-constexpr uint64_t group_bytes  = 32 * 8 + max_side * 512 + 2176;
-constexpr uint64_t spare_bytes  = 2048; // to align it
+constexpr uint32_t max_side    = 8;    // adjacent groups that 32 lanes decode
+constexpr uint64_t spare_bytes = 2048; // of shared memory, to align it
+
+// adjacent groups that 32 lanes decode; F16 with one group a lane is for values that are ready when their symbol is
+// known
+uint32_t n_side_of(uint32_t store, uint32_t rotation) {
+    return std::max(store == store_f16 && rotation != 0 ? 2u : 1u, rotation / 32);
+}
 
 device_set make_set(const lcg3::symbol_set & set) {
     device_set result{};
@@ -85,8 +88,10 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
     if (from != to && ((from != 0 && to != 0) || rotation > 32 * max_side)) {
         return false;
     }
+    const uint32_t store       = store_of(destinations_[wanted.plane].rows);
     const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
-    return spare_bytes + table_bytes + decode_warps * group_bytes <= limits.shared_bytes;
+    const uint64_t group_bytes = decode_group_bytes(store, n_side_of(store, from != to ? rotation : 0));
+    return spare_bytes + table_bytes + limits.decode_groups * group_bytes <= limits.shared_bytes;
 }
 
 uint64_t decode_plan::largest_scratch() const {
@@ -240,8 +245,7 @@ void decode_plan::add_block(part_plan & plan, const lcg3::payload & bytes, uint6
             unit.undo_rotation      = 0;
             unit.apply_rotation     = rotation;
             unit.rotation_factor    = rotation ? 1.0f / std::sqrt(static_cast<float>(rotation)) : 0;
-            // F16 with one group a lane is for values that are ready when their symbol is known
-            const uint32_t n_side   = std::max(store == store_f16 && rotation != 0 ? 2u : 1u, rotation / 32);
+            const uint32_t n_side   = n_side_of(store, rotation);
             auto &         jobs     = jobs_of(direct, 0, launch_kind::decode, store, n_side, plane.set);
             for (uint32_t group = 0; group < unit.n_groups; group += n_side) {
                 jobs.push_back({ index, group });

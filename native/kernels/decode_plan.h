@@ -40,6 +40,7 @@ struct part_plan {
 // What a launch can use of the device.
 struct device_limits {
     uint64_t shared_bytes;  // of a workgroup
+    uint32_t decode_groups; // of lanes, in a workgroup that decodes, at least
     uint64_t scratch_bytes; // for native rows, at least largest_scratch()
     uint64_t scratch;       // its address
 };

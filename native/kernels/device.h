@@ -14,7 +14,9 @@ class device {
     virtual ~device() = default;
 
     // bytes of shared memory that a workgroup can have
-    virtual uint64_t shared_bytes() const = 0;
+    virtual uint64_t shared_bytes() const  = 0;
+    // groups of lanes in a workgroup that decodes, at least
+    virtual uint32_t decode_groups() const = 0;
 
     // memory on the device; nobody else uses it until it is released
     virtual uint64_t allocate(uint64_t n_bytes)                = 0;

@@ -39,7 +39,12 @@ template <typename Use> auto with_store_and_side(uint32_t store, uint32_t n_side
 // bytes of the shared memory of a group of lanes that decodes, without its rings
 inline uint32_t lane_bytes(uint32_t store, uint32_t n_side) {
     return with_store_and_side(store, n_side, [](auto kind, auto side) {
-        return lane_shape<decltype(kind)::value, decltype(side)::value>::bytes;
+        constexpr uint32_t of_store = decltype(kind)::value;
+        constexpr int      of_side  = decltype(side)::value;
+        constexpr uint32_t bytes    = lane_shape<of_store, of_side>::bytes;
+        static_assert(decode_group_bytes(of_store, of_side) == of_side * tiling<of_side>::ring_bytes + bytes,
+                      "plans and launches count on this much");
+        return bytes;
     });
 }
 

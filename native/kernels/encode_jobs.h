@@ -14,6 +14,9 @@ constexpr uint32_t no_chunk    = 0xffffffffu;
 constexpr uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
 constexpr uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
 
+// groups of lanes of a workgroup that encodes
+constexpr uint32_t encode_groups_a_workgroup = 8;
+
 // of a stretch of a sample, at most
 constexpr uint32_t sample_tokens = 32;
 

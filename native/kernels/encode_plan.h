@@ -10,9 +10,6 @@
 
 namespace kernels {
 
-// groups of 32 lanes in a workgroup that encodes
-constexpr uint32_t encode_groups_a_workgroup = 8;
-
 enum class encode_kind { scales, encode, lay_out, gather, count };
 
 struct encode_launch {

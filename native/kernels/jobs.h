@@ -19,6 +19,13 @@ enum store_kind : uint32_t {
 
 constexpr uint32_t n_store_kinds = 8;
 
+// Shared memory of a group of lanes that decodes n_side adjacent groups: rings, scales and cells of 32 tokens, and a
+// tile of blocks. dispatch.h compares it with what the kernels have.
+constexpr uint32_t decode_group_bytes(uint32_t store, uint32_t n_side) {
+    const bool has_tile = (store == store_q8_0 || store == store_q4_0) && n_side > 1;
+    return (n_side > 4 ? n_side : 4) * 512 + 32 * 8 + (has_tile ? 2176 : 0);
+}
+
 // Decoding entry of a bucket, one 64-bit word: the own symbol in the low half, the alias in the high one, each
 //   bits  0-10  frequency
 //   bits 11-16  symbol

@@ -48,7 +48,7 @@ struct channel_stream {
 KC_FN uint32_t next_stream_word(channel_stream & stream) {
     uint32_t bits = 0;
     if (stream.n_bytes > 0) {
-        const uint32_t word = *stream.next;
+        const uint32_t word = kc_read_only(stream.next);
         bits                = word << 24 | (word << 8 & 0xff0000) | (word >> 8 & 0xff00) | word >> 24;
         bits                = stream.n_bytes < 4 ? bits & ~0u << (32 - 8 * stream.n_bytes) : bits;
     }

@@ -114,7 +114,7 @@ KC_FN float native_value(const KC_GLOBAL uint8_t * row, uint32_t type, uint32_t 
 
 // every n_rot adjacent values of a span, in shared memory
 KC_FN void rotate_span(const kc_thread & me, KC_SHARED float * values, uint32_t n_values, uint32_t n_rot) {
-    const float factor = 1.0f / sqrtf((float) n_rot);
+    const float factor = 1.0f / kc_sqrt((float) n_rot);
     for (uint32_t i = me.lane; i < n_values; i += 32) {
         values[i] *= factor;
     }

@@ -43,9 +43,10 @@ template <int R> struct lane_streams {
 // start the next batch of group r
 template <int R>
 KC_FN void fill_ring(const kc_thread & me, const launch_buffers & in, lane_streams<R> & streams, int r) {
-    const uint32_t to   = streams.filled[r] + 16 * me.lane;
+    const uint32_t lane = kc_again(me.lane);
+    const uint32_t to   = streams.filled[r] + 16 * lane;
     const uint64_t from = streams.origin[r] + to;
-    if (16 * me.lane < tiling<R>::batch_bytes && from + 16 <= in.n_bytes) {
+    if (16 * lane < tiling<R>::batch_bytes && from + 16 <= in.n_bytes) {
         kc_copy_16(streams.rings + r * tiling<R>::ring_bytes + to % tiling<R>::ring_bytes, in.bytes + from);
     }
     kc_end_batch();

@@ -206,6 +206,7 @@ template <uint32_t STORE, int R, int T>
 KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t first_group, uint32_t cell_of_lane,
                         const uint32_t (&cells)[T], const float (&values)[R][T]) {
     constexpr uint32_t block_bytes = STORE == store_q8_0 ? 34 : 18;
+    const uint32_t     lane        = kc_again(me.lane);
     uint32_t           extreme     = 0; // bits, of the lane's block: its largest magnitude, with its sign for Q4_0
     uint32_t           most        = 0;
     KC_UNROLL
@@ -223,14 +224,14 @@ KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t
                 of_block |= (lanes & (0u - lanes) & negative) != 0 && largest != 0 ? 0x80000000 : 0;
             }
             most    = most > largest ? most : largest;
-            extreme = me.lane == (uint32_t) (r * T + t) ? of_block : extreme;
+            extreme = lane == (uint32_t) (r * T + t) ? of_block : extreme;
         }
     }
     const float    scale      = STORE == store_q8_0 ? kc_float(extreme) / 127 : kc_float(extreme) / -8;
     const float    inverse    = inverse_scale(scale);
     const float    offset     = STORE == store_q4_0 ? q4_0_offset(scale) : 0.0f;
     uint32_t       scale_bits = fp16_of(scale);
-    const uint32_t n_groups   = (dest.n_channels + 31) / 32 - first_group;
+    const uint32_t n_groups   = kc_again((dest.n_channels + 31) / 32 - first_group);
     uint32_t       codes[R][T];
     KC_UNROLL
     for (int r = 0; r < R; r++) {
@@ -251,7 +252,7 @@ KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t
             if (kc_max(kc_float_bits(value) & 0x7fffffff) >= infinity_bits) {
                 const odd_block block = STORE == store_q8_0 ? odd_block_q8_0(value) : odd_block_q4_0(value);
                 codes[i / T][i % T]   = block.code;
-                scale_bits            = me.lane == (uint32_t) i ? block.scale_bits : scale_bits;
+                scale_bits            = lane == (uint32_t) i ? block.scale_bits : scale_bits;
             }
         }
     }
@@ -265,12 +266,12 @@ KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t
             if (STORE == store_q4_0) {
                 code |= kc_shuffle_xor(code, 16) << 4;
             }
-            if (cells[t] != no_cell && (uint32_t) r < n_groups && (STORE == store_q8_0 || me.lane < 16)) {
+            if (cells[t] != no_cell && (uint32_t) r < n_groups && (STORE == store_q8_0 || lane < 16)) {
                 kc_write(to + r * block_bytes, (uint8_t) code);
             }
         }
     }
-    if (me.lane < R * T && me.lane / T < n_groups && cell_of_lane != no_cell) {
+    if (lane < R * T && me.lane / T < n_groups && cell_of_lane != no_cell) {
         kc_write(
             (KC_GLOBAL uint16_t *) (column + kc_multiply_wide(cell_of_lane, dest.stride) + me.lane / T * block_bytes),
             (uint16_t) scale_bits);
@@ -313,11 +314,12 @@ template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & 
 }
 
 /*
- * Rotate by a Hadamard matrix every n_rot adjacent channels of a tile, n_rot being 32 x R or smaller: the order of
- * operations is that of libcachegen's hadamard.cpp.
+ * Rotate by a Hadamard matrix every n_rotated adjacent channels of a tile, n_rotated being 32 x R or smaller: the order
+ * of operations is that of libcachegen's hadamard.cpp.
  */
 template <int R, int T>
-KC_FN void rotate_tile(const kc_thread & me, uint32_t n_rot, float factor, float (&values)[R][T]) {
+KC_FN void rotate_tile(const kc_thread & me, uint32_t n_rotated, float factor, float (&values)[R][T]) {
+    const uint32_t n_rot = kc_again(n_rotated);
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         KC_UNROLL

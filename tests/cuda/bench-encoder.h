@@ -3,8 +3,8 @@
 
 #include "bench_results.h"
 #include "cachegen.h"
+#include "cuda/runtime.h"
 
-#include <cuda_runtime.h>
 #include <vector>
 
 /*

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "cachegen.h"
+#include "cuda/runtime.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <cuda_runtime.h>
 
 inline void check(cudaError_t error) {
     if (error != cudaSuccess) {
-        printf("CUDA: %s\n", cudaGetErrorString(error));
+        printf("%s: %s\n", kernels::device_runtime, cudaGetErrorString(error));
         exit(1);
     }
 }

@@ -10,6 +10,26 @@
 
 namespace {
 
+struct lane_setup {
+    uint32_t wave_size;
+    uint32_t order;
+};
+
+// as in lanes::run_options: groups as waves of their own, and two in a wave
+constexpr lane_setup setups[] = { { 32, 0 }, { 32, 1 }, { 32, 2 }, { 64, 0 }, { 64, 1 }, { 64, 2 } };
+
+bool is_first(const lane_setup & setup) {
+    return setup.wave_size == 32 && setup.order == 0;
+}
+
+kernels::emulated_device device_of(const lane_setup & setup) {
+    return kernels::emulated_device(setup.order, 227 << 10, setup.wave_size);
+}
+
+std::string name_of(const lane_setup & setup) {
+    return "waves of " + std::to_string(setup.wave_size) + ", order " + std::to_string(setup.order);
+}
+
 // whatever call to the device fails, the failure comes out and no device memory is left over
 void fail_every_call(bool (*succeeds)(kernels::device &)) {
     uint64_t n_failed = 0;
@@ -30,10 +50,11 @@ void fail_every_call(bool (*succeeds)(kernels::device &)) {
 } // namespace
 
 TEST(pages) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
-        const auto               covered = kernel_parity::compare_pages(device, order == 0 ? 4 : 1, false);
-        if (order == 0) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto       device  = device_of(setup);
+        const auto covered = kernel_parity::compare_pages(device, is_first(setup) ? 4 : 1, false);
+        if (is_first(setup)) {
             kernel_parity::print(covered);
         }
         CHECK_EQ(device.n_allocations(), uint64_t(0));
@@ -45,8 +66,9 @@ TEST(pages) {
 }
 
 TEST(rotated_blocks) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
         CHECK_EQ(kernel_parity::compare_rotated_blocks(device).size(), 2u);
     }
 }
@@ -58,11 +80,23 @@ TEST(large_tables) {
     CHECK(device.n_launches(kernels::launch_kind::expand) > 0);
 }
 
+// AMD's workgroups, four groups at least: of a page's sets some fit and some do not
+TEST(tables_beside_64_kib) {
+    kernels::emulated_device device(0, 64 << 10, 64, 4);
+    kernel_parity::compare_pages(device, 1, false);
+    CHECK(device.n_launches(kernels::launch_kind::decode) > 0);
+    CHECK(device.n_launches(kernels::launch_kind::expand) > 0);
+}
+
 TEST(damaged) {
-    kernels::emulated_device device;
-    const uint64_t           n_refused = kernel_parity::compare_damaged(device, 400);
-    printf("damaged: 400 archives, %llu refused\n", static_cast<unsigned long long>(n_refused));
-    CHECK(n_refused > 50);
+    for (const auto & setup : { setups[0], setups[5] }) {
+        SCOPE(name_of(setup));
+        auto           device    = device_of(setup);
+        const uint64_t n_refused = kernel_parity::compare_damaged(device, 400);
+        printf("damaged, %s: 400 archives, %llu refused\n", name_of(setup).c_str(),
+               static_cast<unsigned long long>(n_refused));
+        CHECK(n_refused > 50);
+    }
 }
 
 TEST(failing_device) {
@@ -70,14 +104,15 @@ TEST(failing_device) {
 }
 
 TEST(encoded_pages) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device    device(order);
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto                        device = device_of(setup);
         encoder_parity::unit_counts counts;
-        const auto covered = encoder_parity::compare_archives(device, order == 0 ? 12 : 3, false, counts);
-        if (order == 0) {
+        const auto covered = encoder_parity::compare_archives(device, is_first(setup) ? 12 : 3, false, counts);
+        if (is_first(setup)) {
             kernel_parity::print(covered);
         }
-        printf("order %u: %llu sets counted, %llu units made, %llu without room\n", order,
+        printf("%s: %llu sets counted, %llu units made, %llu without room\n", name_of(setup).c_str(),
                static_cast<unsigned long long>(counts.n_counted), static_cast<unsigned long long>(counts.n_made),
                static_cast<unsigned long long>(counts.n_without_room));
         CHECK(counts.n_made > 100);
@@ -88,8 +123,9 @@ TEST(encoded_pages) {
 }
 
 TEST(counted_samples) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
         CHECK(encoder_parity::compare_counts(device, 30) > 20);
         CHECK_EQ(device.n_allocations(), uint64_t(0));
     }
@@ -106,9 +142,10 @@ TEST(encoding_refused) {
 
 // the device has no room for words that its sample did not promise: libcachegen makes those units
 TEST(encoding_without_room) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
-        const auto               counts = encoder_parity::compare_without_room(device);
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto       device = device_of(setup);
+        const auto counts = encoder_parity::compare_without_room(device);
         printf("without room: %llu units made, %llu left\n", static_cast<unsigned long long>(counts.n_made),
                static_cast<unsigned long long>(counts.n_without_room));
         CHECK(counts.n_made > 0);
@@ -129,10 +166,11 @@ TEST(encoding_on_failing_device) {
 }
 
 TEST(legacy_parts) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
-        const auto               covered = kernel_parity::compare_legacy_parts(device, order == 0 ? 4 : 1, false);
-        if (order == 0) {
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto       device  = device_of(setup);
+        const auto covered = kernel_parity::compare_legacy_parts(device, is_first(setup) ? 4 : 1, false);
+        if (is_first(setup)) {
             kernel_parity::print(covered);
             CHECK_EQ(covered.size(), size_t(16));
         }
@@ -144,23 +182,29 @@ TEST(legacy_parts) {
 }
 
 TEST(legacy_pages) {
-    for (uint32_t order = 0; order < 3; order++) {
-        kernels::emulated_device device(order);
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
         CHECK_EQ(kernel_parity::compare_legacy_pages(device, 12), uint64_t(12));
         CHECK_EQ(device.n_allocations(), uint64_t(0));
     }
 }
 
 TEST(legacy_damaged) {
-    kernels::emulated_device device;
-    const auto               statuses = kernel_parity::compare_damaged_legacy(device, 600);
-    kernel_parity::print(statuses);
-    for (const char * status :
-         { "OK", "ERR_TRUNCATED", "ERR_TRAILING", "ERR_RESERVED", "ERR_GEOMETRY", "ERR_TABLE", "ERR_STREAM" }) {
-        const harness::scope what(status);
-        CHECK(statuses.count(status) > 0);
+    for (const auto & setup : { setups[0], setups[5] }) {
+        SCOPE(name_of(setup));
+        auto       device   = device_of(setup);
+        const auto statuses = kernel_parity::compare_damaged_legacy(device, 600);
+        if (is_first(setup)) {
+            kernel_parity::print(statuses);
+        }
+        for (const char * status :
+             { "OK", "ERR_TRUNCATED", "ERR_TRAILING", "ERR_RESERVED", "ERR_GEOMETRY", "ERR_TABLE", "ERR_STREAM" }) {
+            SCOPE(status);
+            CHECK(statuses.count(status) > 0);
+        }
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
     }
-    CHECK_EQ(device.n_allocations(), uint64_t(0));
 }
 
 TEST(legacy_truncated) {
@@ -170,18 +214,26 @@ TEST(legacy_truncated) {
 }
 
 TEST(legacy_corpus) {
-    kernels::emulated_device device;
-    const auto               statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
-    kernel_parity::print(statuses);
-    CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
-    CHECK(statuses.size() > 3);
-    CHECK_EQ(device.n_allocations(), uint64_t(0));
+    for (const auto & setup : { setups[0], setups[5] }) {
+        SCOPE(name_of(setup));
+        auto       device   = device_of(setup);
+        const auto statuses = kernel_parity::compare_legacy_corpus(device, CKG1_CORPUS);
+        if (is_first(setup)) {
+            kernel_parity::print(statuses);
+        }
+        CHECK(statuses.count("OK") > 0 && statuses.at("OK") > 20);
+        CHECK(statuses.size() > 3);
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
 }
 
 TEST(legacy_edges) {
-    kernels::emulated_device device;
-    CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
-    CHECK_EQ(device.n_allocations(), uint64_t(0));
+    for (const auto & setup : setups) {
+        SCOPE(name_of(setup));
+        auto device = device_of(setup);
+        CHECK_EQ(kernel_parity::compare_legacy_edges(device, 20), uint64_t(20));
+        CHECK_EQ(device.n_allocations(), uint64_t(0));
+    }
 }
 
 TEST(legacy_destinations) {

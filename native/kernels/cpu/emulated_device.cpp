@@ -16,7 +16,8 @@ using namespace cachegen;
 
 namespace {
 
-constexpr uint32_t n_threads = 64; // two groups: what they share is seen
+// three groups: what they share is seen, and a wave of 64 is filled to its half
+constexpr uint32_t n_threads = 96;
 
 uint8_t * bytes_at(uint64_t address) {
     return reinterpret_cast<uint8_t *>(address);
@@ -153,15 +154,15 @@ void emulated_device::launch(const planned_launch & launch, const launch_buffers
                 sizeof(token_scratch));
             auto * const lanes_bytes = reinterpret_cast<uint8_t *>(lanes_memory.data());
             const auto   entry       = decode_entry_of(launch.store, launch.n_side, in.set.n_symbols > 32);
-            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+            lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                                  [&](const kc_thread & me) { entry(me, in, table.data(), rings.data(), lanes_bytes); });
         } else if (launch.kind == launch_kind::expand) {
-            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+            lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                                  [&](const kc_thread & me) { expand_kernel(me, in, rings.data()); });
         } else {
             std::vector<float> span(jobs_a_workgroup * max_span);
             const auto         entry = place_entry_of(launch.store);
-            lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+            lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                                  [&](const kc_thread & me) { entry(me, in, span.data()); });
         }
     }
@@ -176,7 +177,7 @@ void emulated_device::launch_legacy(const legacy_launch & launch, const legacy_b
     for (uint32_t w = 0; w < n_workgroups; w++) {
         std::vector<uint32_t>      bounds(launch.version == 1 ? groups * stream_table_entries : 0);
         std::vector<token_scratch> scratch(groups);
-        lanes::run_workgroup(n_threads, w, n_workgroups, order_,
+        lanes::run_workgroup(n_threads, w, n_workgroups, options_,
                              [&](const kc_thread & me) { entry(me, in, bounds.data(), scratch.data()); });
     }
 }
@@ -202,7 +203,7 @@ void emulated_device::launch_encode(const encode_launch & launch, const encode_b
     const uint32_t groups       = n_threads / 32;
     const uint32_t n_workgroups = std::max(1u, (in.n_jobs + groups - 1) / groups * 2 / 3);
     for (uint32_t w = 0; w < n_workgroups; w++) {
-        const auto run = [&](const auto & entry) { lanes::run_workgroup(n_threads, w, n_workgroups, order_, entry); };
+        const auto run = [&](const auto & entry) { lanes::run_workgroup(n_threads, w, n_workgroups, options_, entry); };
         if (launch.kind == encode_kind::scales) {
             const auto entry = scales_entry_of(launch.source, launch.n_side);
             run([&](const kc_thread & me) { entry(me, in); });

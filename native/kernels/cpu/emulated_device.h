@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../device.h"
+#include "../port.h"
 
 #include <atomic>
 #include <map>
@@ -12,12 +13,14 @@ namespace kernels {
 
 class emulated_device : public device {
   public:
-    // order: of the lanes, see lanes::run_workgroup(); shared_bytes: what a workgroup has
-    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 227 << 10)
-        : order_(order), shared_bytes_(shared_bytes) {}
+    // shared_bytes, decode_groups: what a workgroup has; the others: see lanes::run_options
+    explicit emulated_device(uint32_t order = 0, uint64_t shared_bytes = 227 << 10, uint32_t wave_size = 32,
+                             uint32_t decode_groups = 8)
+        : options_{ order, wave_size }, shared_bytes_(shared_bytes), decode_groups_(decode_groups) {}
     ~emulated_device() override;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint32_t decode_groups() const override { return decode_groups_; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;
@@ -55,8 +58,9 @@ class emulated_device : public device {
   private:
     void count(const char * what);
 
-    uint32_t                          order_;
+    lanes::run_options                options_;
     uint64_t                          shared_bytes_;
+    uint32_t                          decode_groups_;
     uint64_t                          fail_at_ = 0;
     std::atomic<uint64_t>             n_calls_{ 0 };
     uint64_t                          n_launches_[3]        = {};

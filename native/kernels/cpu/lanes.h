@@ -1,5 +1,6 @@
-// Lanes on a processor, for tests: every thread of a workgroup is a fiber; collectives meet in groups of 32. Lanes of a
-// group that wait at different collectives, or leave while others wait, end the process with a message.
+// Lanes on a processor, for tests: every thread of a workgroup is a fiber; collectives meet in waves of 32 or 64 lanes.
+// Groups of 32 are made of them by HIP's own code. Lanes of a group that wait at different collectives, or leave while
+// others wait, end the process with a message; the two groups of a wave of 64 may be at different places.
 #pragma once
 
 #include "half.h"
@@ -12,51 +13,62 @@
 #define KC_FN static inline
 #define KC_UNROLL
 
-struct kc_thread {
-    uint32_t id;
-    uint32_t lane;
-    uint32_t group;
-    uint32_t n_groups;
-    uint32_t workgroup;
-    uint32_t n_workgroups;
-};
-
 namespace lanes {
 
-enum class collective : uint32_t { none, ballot, shuffle, shuffle_xor, max, sync_group, sync, done };
+enum class collective : uint32_t { none, ballot, permute, swizzle_xor, fence, sync, done };
 
-// what this lane gets when all lanes of its group have come to the same collective
-uint32_t meet(collective which, uint32_t value, uint32_t argument);
+// What this lane gets when all lanes of its group have come to the same collective. Of lanes of the wave that have not
+// come there, it gets zeros.
+uint64_t meet(collective which, uint32_t value, uint32_t argument);
 
-/*
- * Run a workgroup of n_threads, a multiple of 32.
- * order  0: lanes in ascending order, 1: descending, else shuffled by it. A missing barrier shows in one of them.
- */
-void run_workgroup(uint32_t n_threads, uint32_t workgroup, uint32_t n_workgroups, uint32_t order,
+// of the workgroup that runs
+uint32_t wave_size();
+uint32_t wave_lane();
+
+struct run_options {
+    uint32_t order; // 0: lanes in ascending order, 1: descending, else shuffled by it; a missing barrier shows in one
+    uint32_t
+        wave_size; // 32 or 64. A wave's two groups meet where they can in order 0, never in order 1, else by chance
+};
+
+// n_threads: a multiple of 32
+void run_workgroup(uint32_t n_threads, uint32_t workgroup, uint32_t n_workgroups, const run_options & options,
                    const std::function<void(const kc_thread &)> & kernel);
 
 } // namespace lanes
 
-KC_FN uint32_t kc_ballot(bool value) {
+KC_FN uint32_t wave_size() {
+    return lanes::wave_size();
+}
+KC_FN uint32_t wave_lane() {
+    return lanes::wave_lane();
+}
+KC_FN uint64_t wave_ballot(bool value) {
     return lanes::meet(lanes::collective::ballot, value, 0);
 }
-KC_FN uint32_t kc_shuffle(uint32_t value, uint32_t lane) {
-    return lanes::meet(lanes::collective::shuffle, value, lane & 31);
+KC_FN uint32_t wave_permute(uint32_t address, uint32_t value) {
+    return static_cast<uint32_t>(lanes::meet(lanes::collective::permute, value, address / 4));
 }
-KC_FN uint32_t kc_shuffle_xor(uint32_t value, uint32_t mask) {
-    return lanes::meet(lanes::collective::shuffle_xor, value, mask);
+template <uint32_t MASK> KC_FN uint32_t wave_swizzle_xor(uint32_t value) {
+    return static_cast<uint32_t>(lanes::meet(lanes::collective::swizzle_xor, value, MASK));
 }
-KC_FN uint32_t kc_max(uint32_t value) {
-    return lanes::meet(lanes::collective::max, value, 0);
+KC_FN void wave_fence() {
+    lanes::meet(lanes::collective::fence, 0, 0);
 }
-KC_FN void kc_sync_group() {
-    lanes::meet(lanes::collective::sync_group, 0, 0);
-}
+
+#include "../hip/half_wave.h"
+
 KC_FN void kc_sync() {
     lanes::meet(lanes::collective::sync, 0, 0);
 }
 KC_FN uint32_t kc_count_bits(uint32_t value) {
     return static_cast<uint32_t>(__builtin_popcount(value));
+}
+KC_FN uint32_t kc_again(uint32_t value) {
+    return value;
+}
+KC_FN float kc_sqrt(float value) {
+    return sqrtf(value);
 }
 KC_FN uint32_t kc_leading_zeros(uint32_t value) {
     return value == 0 ? 32 : static_cast<uint32_t>(__builtin_clz(value));

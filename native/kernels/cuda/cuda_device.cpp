@@ -34,17 +34,17 @@ void check(cudaError_t error, const char * what) {
         return;
     }
     cudaGetLastError(); // not for the next caller
-    fail(error == cudaErrorMemoryAllocation ? CACHEGEN_ERR_OUT_OF_MEMORY : CACHEGEN_ERR_INTERNAL, "CUDA: %s: %s", what,
-         cudaGetErrorString(error));
+    fail(error == cudaErrorMemoryAllocation ? CACHEGEN_ERR_OUT_OF_MEMORY : CACHEGEN_ERR_INTERNAL, "%s: %s: %s",
+         device_runtime, what, cudaGetErrorString(error));
 }
 
 // makes a device the current one of this thread for a while
 class current_device {
   public:
     explicit current_device(int index) {
-        check(cudaGetDevice(&before_), "cudaGetDevice");
+        check(cudaGetDevice(&before_), "the current device");
         if (before_ != index) {
-            check(cudaSetDevice(index), "cudaSetDevice");
+            check(cudaSetDevice(index), "choosing a device");
         }
     }
     ~current_device() { cudaSetDevice(before_); }

@@ -1,9 +1,9 @@
-// The decoder's device on CUDA: one stream for copies, one for the work.
+// The device of the decoder and the encoder on CUDA, and on HIP by the same source: one stream for copies, one for the
+// work.
 #pragma once
 
 #include "../device.h"
-
-#include <cuda_runtime.h>
+#include "runtime.h"
 
 namespace kernels {
 
@@ -20,6 +20,7 @@ class cuda_device : public device {
     cuda_device & operator=(const cuda_device &) = delete;
 
     uint64_t shared_bytes() const override { return shared_bytes_; }
+    uint32_t decode_groups() const override { return min_decode_groups; }
     uint64_t allocate(uint64_t n_bytes) override;
     void     release(uint64_t address) override;
     void     clear(uint64_t address, uint64_t n_bytes) override;
@@ -55,7 +56,7 @@ class cuda_device : public device {
     cudaStream_t   stream_;
     staging_ring * ring_;
     uint64_t       shared_bytes_ = 0;
-    uint32_t       n_threads_    = 512;
+    uint32_t       n_threads_    = default_decode_threads;
     uint32_t       n_processors_ = 0;
     cudaEvent_t    marks_[2]     = {};
 };

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../jobs.h"
-
-#include <cuda_runtime.h>
+#include "runtime.h"
 
 namespace kernels {
 
@@ -18,7 +17,8 @@ struct launch_limits {
  * store    IN  enum store_kind
  * n_side   IN  adjacent groups that 32 lanes decode: 1, 2, 4 or 8; at least the rotation / 32, and 2 with any rotation
  * is_wide  IN  the set has more than 32 symbols
- * The set's table has to fit into the shared memory beside 8 groups of lanes; else it goes by launch_expand().
+ * The set's table has to fit into the shared memory beside min_decode_groups groups of lanes; else it goes by
+ * launch_expand().
  */
 cudaError_t launch_decode(const launch_buffers & in, uint32_t store, uint32_t n_side, bool is_wide,
                           const launch_limits & limits, cudaStream_t stream);

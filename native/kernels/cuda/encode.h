@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../encode_plan.h"
-
-#include <cuda_runtime.h>
+#include "runtime.h"
 
 namespace kernels {
 

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../legacy_jobs.h"
-
-#include <cuda_runtime.h>
+#include "runtime.h"
 
 namespace kernels {
 

@@ -2,8 +2,9 @@
 // MiB.
 #pragma once
 
+#include "runtime.h"
+
 #include <cstdint>
-#include <cuda_runtime.h>
 
 namespace kernels {
 

@@ -1,0 +1,7 @@
+// The encoder on HIP. Its kernels alone need no ROCm: scripts/qualify-hip --compile-only.
+#if defined(KC_KERNELS_ONLY)
+#    include "../encode_entries.h"
+#else
+#    include "cuda_names.h" // before the first kernel
+#    include "../cuda/encode.cu"
+#endif
