@@ -101,7 +101,7 @@ def qualify(
         made = run_qualification(
             declared, is_quick=is_quick, work=work, tree=Path.cwd(), resume=resume, restart=restart, progress=progress
         )
-    folder = out or (Path("build/qualify/certificates") if is_quick else Path("docs/certificates"))
+    folder = out or (Path("build/qualify/certificates") if is_quick else CERTIFICATES)
     sealed = publish(made, folder)
     forget_run(declared, work, is_quick=is_quick)
     if as_json:

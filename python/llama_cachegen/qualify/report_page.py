@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from html import escape
 
@@ -209,8 +210,8 @@ def _peers(certificate: Certificate) -> str:
             str(peer.source_bytes) if peer.source_bytes else "",
             "" if peer.encoded_bytes is None else str(peer.encoded_bytes),
             "" if peer.encoded_bytes is None else f"{100 * peer.encoded_bytes / peer.source_bytes:.1f} %",
-            f"{sorted(peer.encode_ms)[len(peer.encode_ms) // 2]:.1f}" if peer.encode_ms else "",
-            f"{sorted(peer.decode_ms)[len(peer.decode_ms) // 2]:.1f}" if peer.decode_ms else "",
+            f"{statistics.median_high(peer.encode_ms):.1f}" if peer.encode_ms else "",
+            f"{statistics.median_high(peer.decode_ms):.1f}" if peer.decode_ms else "",
             peer.note,
         ]
         for row in certificate.rows

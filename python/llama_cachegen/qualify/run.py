@@ -39,23 +39,26 @@ def _now_utc() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def _find_model(workload: Workload, work: Path) -> Path:
-    """The GGUF file.
+def _find_model(workload: Workload, work: Path) -> tuple[Path, ModelFacts]:
+    """The GGUF file, and what the certificate says of it.
 
     Raises:
         ModelFetchError: a fetched model that is not there.
         WorkloadError: its digest is not the declared one.
     """
     if workload.is_synthetic:
-        return write_shape(workload.model.removeprefix("shape:"), work)
-    path = resolve_model(workload.model)
+        path = write_shape(workload.model.removeprefix("shape:"), work)
+    else:
+        path = resolve_model(workload.model)
     actual = _sha256_of(path)
-    if workload.model_sha256 and actual != workload.model_sha256:
+    if not workload.is_synthetic and workload.model_sha256 and actual != workload.model_sha256:
         raise WorkloadError(
             f"workload {workload.name}: {path.name} has SHA-256 {actual}, {workload.model_sha256} is declared; "
             "give the model that is meant, or a workload of your own"
         )
-    return path
+    return path, ModelFacts(
+        name=path.name, sha256=actual, n_bytes=path.stat().st_size, is_synthetic=workload.is_synthetic
+    )
 
 
 class _Run:
@@ -218,6 +221,10 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(msgspec.to_builtins(value), sort_keys=True).encode()).hexdigest()
 
 
+def _run_folder(workload: Workload, work: Path, is_quick: bool) -> Path:
+    return work / (f"{workload.name}-quick" if is_quick else workload.name)
+
+
 def run_qualification(
     workload: Workload,
     *,
@@ -246,15 +253,12 @@ def run_qualification(
     """
     if is_quick:
         workload = workload.made_quick()
-    work = work / (f"{workload.name}-quick" if is_quick else workload.name)
+    work = _run_folder(workload, work, is_quick)
     if restart:
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    model = _find_model(workload, work)
+    model, model_facts = _find_model(workload, work)
     software, hardware = Software.here(tree), Hardware.here(work)
-    model_facts = ModelFacts(
-        name=model.name, sha256=_sha256_of(model), n_bytes=model.stat().st_size, is_synthetic=workload.is_synthetic
-    )
     setting = {
         "workload": _digest(workload),
         "code": _digest(software),
@@ -295,7 +299,7 @@ def run_qualification(
 
 def forget_run(workload: Workload, work: Path, *, is_quick: bool) -> None:
     """Remove the files of a run whose certificate is written."""
-    shutil.rmtree(work / (f"{workload.name}-quick" if is_quick else workload.name), ignore_errors=True)
+    shutil.rmtree(_run_folder(workload, work, is_quick), ignore_errors=True)
 
 
 def _empty_ms(results: dict[str, dict[str, Any]]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,6 +73,20 @@ def _title(one: Certificate, folder: Path, document: Path) -> list[str]:
     ]
 
 
+def _of_each(
+    certificates: Sequence[Certificate],
+    folder: Path,
+    document: Path,
+    lines_of: Callable[[Certificate], list[str]],
+) -> list[str]:
+    """What lines_of() makes of each standing certificate, under its title; nothing for those it has no lines for."""
+    lines: list[str] = []
+    for one in _measured(certificates):
+        if own := lines_of(one):
+            lines += [*_title(one, folder, document), *own]
+    return lines[1:] or ["No certificate yet."]
+
+
 def _row_cells(row: RowEvidence, case: Case, times: float | None) -> tuple[str, ...]:
     quality = case.quality
     size = f"{100 * case.file_bytes / row.native_bytes:.1f} %" if case.file_bytes and row.native_bytes else ""
@@ -101,8 +116,8 @@ def _row_cells(row: RowEvidence, case: Case, times: float | None) -> tuple[str, 
 
 def rows_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """Every case of every row of the standing certificates."""
-    lines: list[str] = []
-    for one in _measured(certificates):
+
+    def lines_of(one: Certificate) -> list[str]:
         cells = []
         for row in one.rows:
             if row.status == "unsupported":
@@ -117,14 +132,15 @@ def rows_table(certificates: Sequence[Certificate], folder: Path, document: Path
             "K/V", "case", "of native", "first token ms, warm", "cold", "times as fast as recompute", "save ms",
             "KL", f"agreement of {one.workload.steps.forced}", "decision",
         )  # fmt: skip
-        lines += [*_title(one, folder, document), *markdown_table(columns, cells, n_left=2)]
-    return lines[1:] or ["No certificate yet."]
+        return markdown_table(columns, cells, n_left=2)
+
+    return _of_each(certificates, folder, document, lines_of)
 
 
 def short_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """For a first look: what is required of each row, beside recompute, llama.cpp's state file and the control."""
-    lines: list[str] = []
-    for one in _measured(certificates):
+
+    def lines_of(one: Certificate) -> list[str]:
         cells = []
         for row in one.rows:
             if row.status == "unsupported":
@@ -149,14 +165,15 @@ def short_table(certificates: Sequence[Certificate], folder: Path, document: Pat
             "K/V", "archive", "size of native", "recompute, ms to first token", "llama.cpp state file", "control",
             "archive, warm", "KL", "row",
         )  # fmt: skip
-        lines += [*_title(one, folder, document), *markdown_table(columns, cells, n_left=2)]
-    return lines[1:] or ["No certificate yet."]
+        return markdown_table(columns, cells, n_left=2)
+
+    return _of_each(certificates, folder, document, lines_of)
 
 
 def peers_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """What other codecs make of the same bytes, beside our archives."""
-    lines: list[str] = []
-    for one in _measured(certificates):
+
+    def lines_of(one: Certificate) -> list[str]:
         cells = []
         for row in one.rows:
             ours = [
@@ -172,20 +189,21 @@ def peers_table(certificates: Sequence[Certificate], folder: Path, document: Pat
                 if peer.encoded_bytes is None:
                     found.append((1 << 62, (row.name, peer.name, "", f"none: {peer.note}", "", "")))
                     continue
-                times = [f"{sorted(ms)[len(ms) // 2]:,.1f}" if ms else "" for ms in (peer.encode_ms, peer.decode_ms)]
+                times = [f"{statistics.median_high(ms):,.1f}" if ms else "" for ms in (peer.encode_ms, peer.decode_ms)]
                 exact = "yes" if peer.is_exact else "no"
                 share = f"{100 * peer.encoded_bytes / peer.source_bytes:.1f} %"
                 found.append((peer.encoded_bytes, (row.name, peer.name, exact, share, *times)))
             cells += [cells_of for _, cells_of in sorted(found)]
         columns = ("K/V", "codec", "exact", "of native", "encode ms", "decode ms")
-        lines += [*_title(one, folder, document), *markdown_table(columns, cells, n_left=3)]
-    return lines[1:] or ["No certificate yet."]
+        return markdown_table(columns, cells, n_left=3)
+
+    return _of_each(certificates, folder, document, lines_of)
 
 
 def retrieval_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """Retrieval tasks, with those the model does not solve itself."""
-    lines: list[str] = []
-    for one in _measured(certificates):
+
+    def lines_of(one: Certificate) -> list[str]:
         cells = []
         for row in one.rows:
             for case in row.cases:
@@ -193,21 +211,23 @@ def retrieval_table(certificates: Sequence[Certificate], folder: Path, document:
                     solved = f"{task.n_solved_evaluated} of {task.n_tasks}"
                     lost = str(task.n_lost) if task.n_solved_evaluated else "the model itself fails"
                     cells.append((row.name, case.name, task.kind, solved, lost))
-        if cells:
-            columns = ("K/V", "case", "task", "solved without a restore", "lost by it")
-            lines += [*_title(one, folder, document), *markdown_table(columns, cells, n_left=3)]
-    return lines[1:] or ["No certificate yet."]
+        columns = ("K/V", "case", "task", "solved without a restore", "lost by it")
+        return markdown_table(columns, cells, n_left=3) if cells else []
+
+    return _of_each(certificates, folder, document, lines_of)
 
 
 def reasons_list(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
     """Why each row of the standing certificates stops, with the figures."""
-    lines: list[str] = []
-    for one in _measured(certificates):
-        lines += _title(one, folder, document)
+
+    def lines_of(one: Certificate) -> list[str]:
+        lines = []
         for row in one.rows:
             lines.append(f"- {row.name}: {_outcome(row.decision.outcome)}")
             lines += [f"  - {reason}" for reason in row.decision.reasons]
-    return lines[1:] or ["No certificate yet."]
+        return lines
+
+    return _of_each(certificates, folder, document, lines_of)
 
 
 def thresholds_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
