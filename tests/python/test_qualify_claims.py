@@ -190,6 +190,14 @@ def test_loose_marks_and_wrong_forms(tree: Path, clean: Certificate) -> None:
         figure(found, selector)
 
 
+def test_a_noisy_machine_is_part_of_the_evidence(clean: Certificate) -> None:
+    limits = msgspec.structs.replace(clean.workload.thresholds, others_cores_max=-1.0)
+    noisy = decide_again(
+        msgspec.structs.replace(clean, workload=msgspec.structs.replace(clean.workload, thresholds=limits))
+    )
+    assert (clean.evidence, noisy.evidence) == ("synthetic weights", "synthetic weights, noisy machine")
+
+
 def test_no_evidence(tree: Path, clean: Certificate) -> None:
     folder = tree / "docs/certificates"
     shutil.rmtree(folder)

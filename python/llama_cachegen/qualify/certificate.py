@@ -340,10 +340,19 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def evidence(self) -> str:
-        """How much the figures are worth: "real weights", "synthetic weights" or "quick run"."""
+        """How much the figures are worth: of which weights, of a quick run, on a noisy machine."""
         if self.is_quick:
             return "quick run"
-        return "synthetic weights" if self.model.is_synthetic else "real weights"
+        weights = "synthetic weights" if self.model.is_synthetic else "real weights"
+        return f"{weights}, noisy machine" if self._is_noisy else weights
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Times spread too much, or others used the machine: its times are no good for comparison."""
+        gates = (gate for row in self.rows for case in row.cases for gate in case.gates)
+        return any(
+            gate.outcome != "pass" and (gate.name == "others" or gate.name.startswith("spread")) for gate in gates
+        )
 
     def row(self, name: str) -> RowEvidence:
         """A typed row.
