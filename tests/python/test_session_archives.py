@@ -651,6 +651,15 @@ def test_cancelled_save(engine: Engine, tmp_path: Path, kind: Any, profile: code
         assert old.read_bytes() == saved
 
 
+@pytest.fixture
+def with_ctrl_c() -> Iterator[None]:
+    """Python's own handler: a shell's background jobs are started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("with_ctrl_c")
 def test_ctrl_c_at_any_moment(engine: Engine, saved: dict[str, Path], tmp_path: Path) -> None:
     seen = []
     with engine.session() as source, engine.session() as target:
