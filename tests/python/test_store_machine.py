@@ -1,6 +1,6 @@
 """Any sequence of what can be done to a store, compared with a list of what was saved.
 
-50 sequences of up to 40 steps by default; LLAMA_CACHEGEN_STORE_EXAMPLES sets another number.
+50 sequences of up to 40 steps by default; LLAMA_CACHEGEN_STORE_EXAMPLES sets another number. Prints how many steps.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from conftest import NATIVE_REPORTS
 from faulty_files import QuietFiles
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,8 +29,11 @@ CODECS = st.sampled_from([EXACT, LOSSY])
 class StoreMachine(RuleBasedStateMachine):
     """`saved` is what was saved and not knowingly lost since; nothing but room or damage may take it."""
 
+    n_done: ClassVar[dict[str, int]] = {"sequences": 0, "steps": 0}
+
     def __init__(self) -> None:
         super().__init__()
+        self.n_done["sequences"] += 1
         self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.path = Path(self.folder, "s")
         self.saved: set[tuple[tuple[int, ...], str]] = set()
@@ -126,6 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree_with_the_files(self) -> None:
+        self.n_done["steps"] += 1
         stats = self.store.stats()
         files = segment_files(self.path)
         assert stats.n_segments <= len(files)
@@ -140,10 +145,17 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=N_EXAMPLES,
-    stateful_step_count=N_STEPS,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc]
+    settings = settings(
+        max_examples=N_EXAMPLES,
+        stateful_step_count=N_STEPS,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        done = StoreMachine.n_done
+        NATIVE_REPORTS.append(
+            ("store: sequences of steps", f"{done['sequences']} sequences, {done['steps']} steps, checked after each")
+        )
