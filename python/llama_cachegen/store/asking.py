@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .chain import context_hash
 from .core import StoreCore
 from .explain import explain
 from .identity import CodecStamp, StoreIdentity
 from .index import Index, Root
+from .later import Queued
 from .lookup import continue_at, walk
 from .parts import open_part, verify_part
 from .reports import Found
@@ -61,12 +64,34 @@ def find(
     return core._asking(question)
 
 
-def missing_from(core: StoreCore, identity: StoreIdentity, codec: CodecStamp, tokens: bytes) -> int:
-    """See `Store.missing_from`."""
+def missing_from(
+    core: StoreCore, identity: StoreIdentity, codec: CodecStamp, tokens: bytes, waiting: Sequence[Queued] = ()
+) -> int:
+    """See `Store.missing_from`. `waiting` counts as there, in order."""
     found = find(core, identity, tokens, True, [codec])
-    if found.steps and found.n_tokens == len(tokens) // 4:
+    n_tokens = len(tokens) // 4
+    if found.steps and found.n_tokens == n_tokens:
         return found.n_tokens
-    return continue_at(found.steps, core.block_tokens)[0]
+    available = continue_at(found.steps, core.block_tokens)[0]
+    for one in waiting:
+        if (one.identity, one.codec) == (identity, codec) and one.pos_begin <= available:
+            n_saved = len(one.tokens) // 4
+            n_common = _n_common(one.tokens, tokens)
+            if n_common == n_saved == n_tokens:
+                return n_tokens
+            if n_common == n_saved or one.divisible:
+                whole = n_common - n_common % core.block_tokens
+                if one.divisible or whole == n_saved:
+                    available = max(available, whole)
+    return available
+
+
+def _n_common(one: bytes, other: bytes) -> int:
+    """Tokens that two rows of little-endian i32 begin with in common."""
+    n = min(len(one), len(other)) // 4
+    a, b = np.frombuffer(one, dtype="<i4", count=n), np.frombuffer(other, dtype="<i4", count=n)
+    differs = np.flatnonzero(a != b)
+    return int(differs[0]) if differs.size else n
 
 
 def take_snapshot(

@@ -32,6 +32,9 @@ _Answer = TypeVar("_Answer")
 class StoreCore:
     """An open store without its verbs. The functions of this package that take one are called with its mutex held.
 
+    Who changes files holds `_changes` too, taken first and for the whole change; a save waits for the disk with only
+    that, so that lookups go on meanwhile.
+
     Attributes:
         path, mode, budget_bytes, min_free_bytes, block_tokens: as given to `Store`.
         counters: what was done since it was opened.
@@ -50,6 +53,7 @@ class StoreCore:
     _clock: Callable[[], float]
     _last_ms: int
     _mutex: threading.RLock
+    _changes: threading.RLock
     _lock: filelock.BaseFileLock | None
     _index: Index | None
     _uses: dict[bytes, int]

@@ -16,7 +16,7 @@ from .files import LinkError
 __all__ = ["open_core", "take_lock"]
 
 
-def open_core(core: StoreCore, *, block_tokens: int, lock_timeout_s: float) -> None:
+def open_core(core: StoreCore, *, block_tokens: int, lock_timeout_s: float, progress: recovery.Progress | None) -> None:
     """Open what is in the core's directory, or make it. The caller closes the core if this fails.
 
     Raises:
@@ -32,7 +32,7 @@ def open_core(core: StoreCore, *, block_tokens: int, lock_timeout_s: float) -> N
     if is_writer:
         layout.clean_temporary(core._files)
     core._index, report, core.opened_by = recovery.open_index(
-        core._files, core._key, core._now_ns, read_only=not is_writer
+        core._files, core._key, core._now_ns, read_only=not is_writer, progress=progress
     )
     core._last_ms = core._index.last_used_ms()
     core._quarantined = recovery.quarantined(core._files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import StoreFullError
 from . import layout, recovery
@@ -67,27 +67,41 @@ def make_room(core: StoreCore, n_bytes: int, keep: set[bytes]) -> int:
     return n_evicted
 
 
-def prune(core: StoreCore, target_bytes: int, dry_run: bool) -> list[Row]:
+def prune(core: StoreCore, target_bytes: int, dry_run: bool, progress: Callable[[int, int], None] | None) -> list[Row]:
     """See `Store.prune`."""
     if not dry_run:
         core._writable()
         note_uses(core)
     removed = choose(core._asking(lambda index: list(index.rows())), taken(core) - target_bytes)
     if removed and not dry_run:
-        remove_rows(core, removed)
+        remove_rows(core, removed, progress)
     return removed
 
 
-def remove_rows(core: StoreCore, rows: Sequence[Row]) -> None:
-    """Remove segments, in this order: children before what they continue."""
-    files = core._files
-    shards: dict[str, None] = {}
-    for row in rows:
-        with contextlib.suppress(FileNotFoundError):
-            files.remove(layout.segment_name(row.key))
-        shards[layout.shard_of(row.key)] = None
+def remove_rows(core: StoreCore, rows: Sequence[Row], progress: Callable[[int, int], None] | None = None) -> None:
+    """Remove segments, in this order: children before what they continue.
+
+    What was removed before an error, or before progress raised one, is forgotten by the index all the same.
+    """
+    removed: list[Row] = []
+    try:
+        for row in rows:
+            if progress is not None:
+                progress(len(removed), len(rows))
+            with contextlib.suppress(FileNotFoundError):
+                core._files.remove(layout.segment_name(row.key))
+            removed.append(row)
+        if progress is not None:
+            progress(len(removed), len(rows))
+    finally:
+        _forget(core, removed)
+
+
+def _forget(core: StoreCore, rows: Sequence[Row]) -> None:
+    """Make it last that the files of these are gone, and tell the index."""
+    shards = dict.fromkeys(layout.shard_of(row.key) for row in rows)
     for shard in shards:
-        files.sync_dir(f"{layout.SEGMENTS}/{shard}")
+        core._files.sync_dir(f"{layout.SEGMENTS}/{shard}")
     for row in rows:
         core._uses.pop(row.key, None)
     with core._changing() as index:

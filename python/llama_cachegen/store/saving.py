@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import StoreChainError, StoreLowDiskError, StoreReadOnlyError
 from . import layout, recovery
@@ -14,7 +14,7 @@ from .asking import find
 from .core import StoreCore
 from .identity import CodecStamp, StoreIdentity
 from .lookup import continue_at
-from .reports import SaveResult
+from .reports import Found, SaveResult
 from .room import make_room, note_uses
 from .segment import (
     Manifest,
@@ -26,7 +26,12 @@ from .segment import (
     read_prefix,
 )
 
-__all__ = ["PayloadFacts", "save"]
+__all__ = ["PayloadFacts", "Progress", "save"]
+
+_PIECE_BYTES = 1 << 24
+
+Progress = Callable[[int, int], None]
+"""progress(n_done, n_total)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +53,16 @@ def save(
     payload: memoryview,
     pos_begin: int,
     facts: PayloadFacts,
+    progress: Progress | None = None,
 ) -> SaveResult:
-    """See `Store.save`."""
-    core._writable()
-    note_uses(core)
-    check_payload_kind(facts.payload_format, bytes(payload[:16]))
-    found = find(core, identity, tokens, True, [codec])
+    """See `Store.save`. Called with `_changes` held and without the mutex."""
     n_tokens = len(tokens) // 4
-    if found.steps and found.n_tokens == n_tokens:
-        core.counters.n_present += 1
-        last = found.steps[-1].row
-        return SaveResult(last.key.hex(), False, last.file_bytes, 0)
+    with core._mutex:
+        found = _check(core, identity, codec, tokens, payload, facts)
+        if found.steps and found.n_tokens == n_tokens:
+            core.counters.n_present += 1
+            last = found.steps[-1].row
+            return SaveResult(last.key.hex(), False, last.file_bytes, 0)
     available, parent_row = continue_at(found.steps, core.block_tokens)
     if pos_begin != available or pos_begin >= n_tokens:
         raise StoreChainError(
@@ -68,22 +72,37 @@ def save(
     manifest = _manifest(core, identity, codec, tokens, payload, pos_begin, facts)
     prefix = encode_prefix(manifest, tokens[4 * pos_begin :], core._key)
     file_bytes = len(prefix) + payload.nbytes
-    n_evicted = make_room(core, file_bytes, {step.row.key for step in found.steps})
-    _check_disk(core, file_bytes)
-    _publish(core, manifest, prefix, payload)
-    core.counters.n_saves += 1
-    core.counters.payload_bytes_saved += payload.nbytes
-    core.counters.bytes_written += file_bytes
+    with core._mutex:
+        n_evicted = make_room(core, file_bytes, {step.row.key for step in found.steps})
+        _check_disk(core, file_bytes)
+    _publish(core, manifest, prefix, payload, progress)
     checked = read_prefix(lambda n, offset: prefix[offset : offset + n], file_bytes, core._key)
-    with core._changing() as index:
-        index.add(
-            checked,
-            used_ms=manifest.created_ms,
-            parent_key=parent_row.key if parent_row is not None else None,
-            is_pinned=manifest.key in recovery.pins(core._files),
-        )
-        index.set_shard(layout.shard_of(manifest.key), 0)
+    with core._mutex:
+        core.counters.n_saves += 1
+        core.counters.payload_bytes_saved += payload.nbytes
+        core.counters.bytes_written += file_bytes
+        parent_key = parent_row.key if parent_row is not None else None
+        with core._changing() as index:
+            if parent_key is not None and index.get(parent_key) is None:
+                parent_key = None  # put aside meanwhile: this one is an orphan until it is saved again
+            is_pinned = manifest.key in recovery.pins(core._files)
+            index.add(checked, used_ms=manifest.created_ms, parent_key=parent_key, is_pinned=is_pinned)
+            index.set_shard(layout.shard_of(manifest.key), 0)
     return SaveResult(manifest.key.hex(), True, file_bytes, n_evicted)
+
+
+def _check(
+    core: StoreCore,
+    identity: StoreIdentity,
+    codec: CodecStamp,
+    tokens: bytes,
+    payload: memoryview,
+    facts: PayloadFacts,
+) -> Found:
+    core._writable()
+    note_uses(core)
+    check_payload_kind(facts.payload_format, bytes(payload[:16]))
+    return find(core, identity, tokens, True, [codec])
 
 
 def _manifest(
@@ -117,7 +136,24 @@ def _manifest(
     )
 
 
-def _publish(core: StoreCore, manifest: Manifest, prefix: bytes, payload: memoryview) -> None:
+def _pieces(prefix: bytes, payload: memoryview, progress: Progress | None) -> Iterator[bytes | memoryview]:
+    """The file's bytes in pieces; each is written when the next one is asked for."""
+    n_total = len(prefix) + payload.nbytes
+    n_done = len(prefix)
+    yield prefix
+    for begin in range(0, payload.nbytes, _PIECE_BYTES):
+        if progress is not None:
+            progress(n_done, n_total)
+        piece = payload[begin : begin + _PIECE_BYTES]
+        yield piece
+        n_done += piece.nbytes
+    if progress is not None:
+        progress(n_done, n_total)
+
+
+def _publish(
+    core: StoreCore, manifest: Manifest, prefix: bytes, payload: memoryview, progress: Progress | None
+) -> None:
     key = manifest.key
     files = core._files
     shard = f"{layout.SEGMENTS}/{layout.shard_of(key)}"
@@ -128,7 +164,7 @@ def _publish(core: StoreCore, manifest: Manifest, prefix: bytes, payload: memory
         files.publish(
             f"{layout.TEMPORARY}/{secrets.token_hex(8)}",
             layout.segment_name(key),
-            [prefix, payload],
+            _pieces(prefix, payload, progress),
             mtime_ns=manifest.created_ms * 1_000_000,
         )
     except OSError as error:
