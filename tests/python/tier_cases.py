@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import importlib.util
 import os
@@ -97,6 +98,9 @@ class Proxy:
         _close(client, server)
 
     def close(self) -> None:
+        """Take no more connections; those there are go on."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
@@ -196,11 +200,16 @@ def mooncake_folder() -> Path:
     found = importlib.util.find_spec("mooncake")
     if found is None or found.origin is None:
         pytest.skip("no Mooncake: the package mooncake-transfer-engine-non-cuda is not installed")
-    folder = Path(found.origin).parent
-    checked = subprocess.run([folder / "mooncake_master", "--version"], capture_output=True, timeout=30)
-    if b"cannot open shared object" in checked.stderr:
-        pytest.skip(f"no Mooncake: {checked.stderr.decode(errors='replace').strip()}")
-    return folder
+    if why := _why_no_mooncake():
+        pytest.skip(f"no Mooncake: {why}")
+    return Path(found.origin).parent
+
+
+@functools.cache
+def _why_no_mooncake() -> str:
+    """Why its library cannot be loaded; tried in another process, as it is never loaded into this one."""
+    tried = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True, timeout=60)
+    return "" if tried.returncode == 0 else (tried.stderr.strip() or "it cannot be loaded").splitlines()[-1]
 
 
 def needs(kind: str) -> None:
@@ -233,9 +242,6 @@ def raw_tier(kind: str, port: int, *, prefix: str = "test", timeout_s: float = 1
         options = {"chunk_bytes": 1 << 18, "prefix": f"{prefix}:", **options}
         return RedisTier.from_url(f"redis://127.0.0.1:{port}/0", timeout_s=timeout_s, **options)
     return MooncakeTier(f"127.0.0.1:{port}", prefix=f"{prefix}/", buffer_bytes=1 << 25, **options)
-
-
-PATIENT = TierLimits(deadline_s=20.0, max_calls=16)
 
 
 def guarded(tier: Tier, **limits: Any) -> GuardedTier:

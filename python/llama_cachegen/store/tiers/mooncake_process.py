@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -20,7 +19,6 @@ from ...errors import TierTimeoutError, TierUnavailableError
 __all__ = ["MooncakeProcess"]
 
 _OK = 0
-_CLOSE_S = 1.0
 
 
 class MooncakeProcess:
@@ -104,9 +102,6 @@ class MooncakeProcess:
             process.wait()
 
     def close(self) -> None:
-        """Leave the cluster if that goes quickly, and end the process. A later call starts another."""
+        """End the process, which has lent the cluster nothing. A later call starts another."""
         with self._turn:
-            if self._calls is not None:
-                with contextlib.suppress(TierUnavailableError):
-                    self._exchange("close", [], time.monotonic() + _CLOSE_S)
             self._end()

@@ -130,7 +130,7 @@ class MooncakeTier:
         """Write the name into a free slot of its group, or into one whose segment is gone."""
         slots = self._slots(name.group)
         entry = name.entry.encode()
-        linked: list[bytes] = self._call(timeout_s, "get_batch", slots)
+        linked = self._entries(name.group, timeout_s)
         if entry in linked:
             return
         for slot, found in zip(slots, linked, strict=True):
@@ -149,28 +149,39 @@ class MooncakeTier:
         """See `Tier`."""
         if not names:
             return set()
-        statuses = self._call(timeout_s, "batch_is_exist", [self._name(name) for name in names])
-        if any(status < 0 for status in statuses):
-            raise TierUnavailableError(f"status {min(statuses)}")
-        there = [name for name, status in zip(names, statuses, strict=True) if status == 1]
+        is_there = self._exist([self._name(name) for name in names], timeout_s)
+        there = [name for name, one in zip(names, is_there, strict=True) if one]
         # one that is in no slot is found by nobody
         groups = {group: set(self._linked(group, timeout_s)) for group in {name.group for name in there}}
         return {name for name in there if name in groups[name.group]}
 
+    def _exist(self, keys: list[str], timeout_s: float) -> list[bool]:
+        statuses: list[int] = self._call(timeout_s, "batch_is_exist", keys)
+        if any(status < 0 for status in statuses):
+            raise TierUnavailableError(f"status {min(statuses)}")
+        return [status == 1 for status in statuses]
+
+    def _entries(self, group: str, timeout_s: float) -> list[bytes]:
+        """What is in each slot, b"" for nothing. Asked for twice, as a failure to get one looks like nothing too."""
+        slots = self._slots(group)
+        is_there = self._exist(slots, timeout_s)
+        taken = [slot for slot, one in zip(slots, is_there, strict=True) if one]
+        if not taken:
+            return [b""] * _N_SLOTS
+        entries: list[bytes] = self._call(timeout_s, "get_batch", taken)
+        if not all(entries):
+            raise TierUnavailableError(f"{entries.count(b'')} of {len(taken)} names of {group} did not come")
+        by_slot = dict(zip(taken, entries, strict=True))
+        return [by_slot.get(slot, b"") for slot in slots]
+
     def _linked(self, group: str, timeout_s: float) -> list[SegmentName]:
-        found: list[bytes] = self._call(timeout_s, "get_batch", self._slots(group))
-        names = (SegmentName.of_entry(group, entry.decode("ascii", "replace")) for entry in found if entry)
+        entries = self._entries(group, timeout_s)
+        names = (SegmentName.of_entry(group, entry.decode("ascii", "replace")) for entry in entries if entry)
         return [name for name in dict.fromkeys(names) if name is not None]
 
     def list_group(self, group: str, limit: int, *, timeout_s: float) -> list[SegmentName]:
         """See `Tier`."""
-        names = self._linked(group, timeout_s)
-        if not names:
-            # no answer looks like no names
-            status = self._call(timeout_s, "is_exist", self._slots(group)[0])
-            if status < 0:
-                raise TierUnavailableError(f"status {status}")
-        return names[:limit]
+        return self._linked(group, timeout_s)[:limit]
 
     def delete(self, name: SegmentName, *, timeout_s: float) -> None:
         """See `Tier`."""

@@ -39,7 +39,7 @@ def _answer(client: Any, mooncake: Any, operation: str, arguments: list[Any]) ->
         config = mooncake.ReplicateConfig()
         config.replica_num = n_replicas
         return getattr(client, operation)(name, data, config)
-    if operation in ("setup", "get_size", "get", "get_batch", "is_exist", "batch_is_exist", "remove", "close"):
+    if operation in ("setup", "get_size", "get", "get_batch", "batch_is_exist", "remove"):
         return getattr(client, operation)(*arguments)
     raise ValueError(f"no operation {operation!r}")
 
