@@ -561,3 +561,26 @@ def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(TierSetupError):
         tier: Tier = open_tier(url)
         tier.close()
+
+
+def test_a_broken_header_is_read_once(memory_path: Path) -> None:
+    """Of a segment whose name does not tell how far it goes with the prompt."""
+    tier = Spoiled(lambda: None)
+    with host(memory_path / "a", guarded(tier)) as a, host(memory_path / "b", guarded(tier)) as b:
+        name = name_in(a, put(a, list(range(16))))
+        data = tier.get(name, MIB, timeout_s=1)
+        tier.put(name, data[:300] + b"?" + data[301:], replace=True, timeout_s=1)
+        prompt, n_calls = [*range(8), *range(60, 68)], []
+        for _ in range(3):
+            tier.n_calls = 0
+            assert got(b, prompt) == 0
+            n_calls.append(tier.n_calls)
+        assert n_calls[1] == n_calls[2] == n_calls[0] - 1
+        assert b.counters["memory"].n_broken == 1 and b.counters["memory"].n_known_broken == 2
+
+
+def test_titles_show_no_passwords() -> None:
+    pytest.importorskip("redis", reason="redis is not installed")
+    tier = open_tier("redis://someone:secret@127.0.0.1:1/0")
+    assert tier.title == "redis://127.0.0.1:1/0"
+    tier.close()

@@ -1,4 +1,4 @@
-"""Tiers against real servers on loopback: MinIO's protocol by moto, Valkey, a Mooncake master and a host that lends.
+"""Tiers against real servers on loopback: S3 by moto, Valkey, a Mooncake master and a host that lends.
 
 Each is killed in the middle of a transfer, slow, full, and answers less than it should: always a miss within the
 deadline, counted, and never a wrong byte.
@@ -19,7 +19,13 @@ from typing import Any
 
 import blake3
 import pytest
-from llama_cachegen.errors import TierDamagedError, TierFullError, TierMissingError, TierUnavailableError
+from llama_cachegen.errors import (
+    TierDamagedError,
+    TierFullError,
+    TierMissingError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
 from llama_cachegen.store.tiers import GuardedTier, SegmentName, Tier
 from llama_cachegen.store.tiers.adopting import read_segment
 from store_cases import EXACT, IDENTITY, check_snapshot, memory_path, open_store, payload_of, save
@@ -202,14 +208,21 @@ def test_killed_in_the_middle_of_a_transfer(kind: str, memory_path: Path, tmp_pa
         with host(memory_path / "b", tier, deadline_s=DEADLINE_S) as b:
             if kind == "mooncake":  # its bytes come from the host that lends, past the proxy
                 assert tier.list_group(GROUP, 1, time.monotonic() + 10) == []
-                server.processes[1].send_signal(signal.SIGSTOP)
-                killer = threading.Timer(0.3, server.kill)
+                raw: Any = tier.tier
+                get = raw.get
+
+                def stopped(*arguments: Any, **options: Any) -> Any:
+                    server.processes[1].send_signal(signal.SIGSTOP)
+                    return get(*arguments, **options)
+
+                raw.get = stopped
             else:
                 proxy.bytes_per_s = 2 * MIB  # a second and a half for all of it
-                killer = threading.Timer(0.5, server.kill)
+            killer = threading.Timer(0.5, server.kill)
             killer.start()
             took_s = timed_fetch(b, tokens)
             killer.join()
+            assert tier.counters.n_gets == 1 and tier.counters.n_hits == 0, tier.counters
             assert took_s < DEADLINE_S + SLACK_S
             assert tier.counters.n_failures + tier.counters.n_timeouts >= 1, tier.counters
             assert not list((memory_path / "b").glob("segments/*/*"))
@@ -384,13 +397,14 @@ def test_answers_that_are_cut_short(kind: str, server: Server, memory_path: Path
     assert n_wrong >= (1 if kind == "mooncake" else 5), n_wrong
 
 
-def test_redis_chunks_that_are_gone_short_or_expire(servers: dict[str, Server], tmp_path_factory: Any) -> None:
-    needs("redis")
+@pytest.mark.parametrize("kind", ["redis"])
+def test_redis_chunks_that_are_gone_short_or_expire(
+    kind: str,
+    server: Server,
+) -> None:
     import redis
 
-    if "redis" not in servers:
-        servers["redis"] = Server("redis", tmp_path_factory.mktemp("redis"))
-    port = servers["redis"].port
+    port = server.port
     client = redis.Redis(port=port)
     tier = raw_tier("redis", port, prefix="chunks")
     guard: GuardedTier = guarded(tier)
@@ -417,18 +431,62 @@ def test_redis_chunks_that_are_gone_short_or_expire(servers: dict[str, Server], 
     client.close()
 
 
-def test_s3_bucket_that_is_not_there(servers: dict[str, Server], memory_path: Path, tmp_path_factory: Any) -> None:
-    needs("s3")
+@pytest.mark.parametrize("kind", ["s3"])
+def test_s3_bucket_that_is_not_there(kind: str, server: Server, memory_path: Path) -> None:
     from llama_cachegen.store.tiers import ObjectTier
     from tier_cases import S3_CONFIG
 
-    if "s3" not in servers:
-        servers["s3"] = Server("s3", tmp_path_factory.mktemp("s3"))
     url = f"s3://{BUCKET}-not-there"
-    tier = guarded(ObjectTier.from_url(url, endpoint=f"http://127.0.0.1:{servers['s3'].port}", **S3_CONFIG))
+    tier = guarded(ObjectTier.from_url(url, endpoint=f"http://127.0.0.1:{server.port}", **S3_CONFIG))
     with host(memory_path, tier, codecs=[EXACT]) as one:
         put(one, list(range(8)))
         assert tier.counters.n_failures >= 1 and "404" in tier.last_error
         with pytest.raises(TierUnavailableError, match="takes nothing"):
             tier.tier.put(name_of_number(1), b"1", replace=False, timeout_s=10)
         assert got(one, list(range(8))) == 8
+
+
+@pytest.mark.parametrize("kind", ["mooncake"])
+def test_mooncake_that_does_not_answer_is_left_and_joined_again(
+    kind: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier: Any = raw_tier("mooncake", server.port, prefix="again")
+    assert tier.put(name_of_number(1), b"first", replace=False, timeout_s=20)
+    worker = tier._process._process
+    server.processes[0].send_signal(signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(TierTimeoutError, match="no answer to"):
+            tier.get(name_of_number(1), MIB, timeout_s=0.3)
+        assert time.monotonic() - begin < 0.3 + SLACK_S
+        assert worker.poll() is not None  # nothing of ours is left waiting
+    finally:
+        server.processes[0].send_signal(signal.SIGCONT)
+    assert tier.get(name_of_number(1), MIB, timeout_s=20) == b"first"
+    # another host was quicker, after this one had looked: Mooncake's answer is the same, the bytes are not
+    monkeypatch.setattr(tier, "_is_there", lambda name, timeout_s: False)
+    assert tier.put(name_of_number(1), b"later", replace=False, timeout_s=20) is False
+    assert tier.get(name_of_number(1), MIB, timeout_s=20) == b"first"
+    # a worker that dies is a failure, not ours
+    tier._process._process.kill()
+    with pytest.raises(TierUnavailableError, match="ended"):
+        tier.get(name_of_number(1), MIB, timeout_s=20)
+    assert tier.get(name_of_number(1), MIB, timeout_s=20) == b"first"
+    tier.close()
+
+
+@pytest.mark.parametrize("kind", ["mooncake"])
+def test_mooncake_takes_no_more_names_than_a_group_has_slots(
+    kind: str,
+    server: Server,
+) -> None:
+    tier = raw_tier("mooncake", server.port, prefix="slots")
+    names = [name_of_number(i) for i in range(65)]
+    for name in names[:64]:
+        assert tier.put(name, b"x", replace=False, timeout_s=20)
+    with pytest.raises(TierFullError, match="64 segments"):
+        tier.put(names[64], b"x", replace=False, timeout_s=20)
+    tier.delete(names[7], timeout_s=20)
+    assert tier.put(names[64], b"x", replace=False, timeout_s=20) is False  # the bytes are there; now their name is too
+    assert set(tier.list_group(GROUP, 100, timeout_s=20)) == set(names) - {names[7]}
+    tier.close()
