@@ -108,6 +108,17 @@ class SnapshotPart:
             self._is_verified = True
         return self._map()
 
+    @property
+    def unchecked_payload(self) -> memoryview:
+        """The payload's bytes, read-only, not compared with their digest: for who checks them by others.
+
+        Raises:
+            SegmentCorruptError: the file became shorter.
+            StoreError: the snapshot is closed.
+            OSError: the system cannot read them.
+        """
+        return self._map()
+
     def _map(self) -> memoryview:
         fd, offset, n_bytes = self.place
         if self._payload is None:

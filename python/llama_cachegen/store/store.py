@@ -115,6 +115,11 @@ class Store(StoreCore):
             self.close()
             raise
 
+    @property
+    def is_keyed(self) -> bool:
+        """Its digests are keyed."""
+        return self._key is not None
+
     # lookup
 
     def lookup(
