@@ -1,4 +1,4 @@
-"""Commands on a store: ls, info, verify, prune, rm, why-miss, stats."""
+"""Commands on a store: ls, info, inspect, verify, prune, rm, why-miss, stats, soak."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import click
 import msgspec
 import numpy as np
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from . import soak_store
 from .cli_common import json_option, print_json
 from .errors import StoreError
 from .file_kinds import FileKind, kind_of
@@ -259,6 +261,50 @@ def _question(page: Path, swa_window: int, swa_policy: Any) -> tuple[StoreIdenti
             raise StoreError(f"{page} begins at position {opened.pos_begin}; a page from position 0 on is needed")
         identity = store_identity(opened.identity, opened.components, swa_window=swa_window, swa_policy=swa_policy)
         return identity, np.array(opened.tokens)
+
+
+@store.command("soak")
+@click.option("--seconds", type=click.FloatRange(1), default=600, show_default=True)
+@click.option("--readers", "n_readers", type=click.IntRange(1, 64), default=soak_store.N_READERS, show_default=True)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="where the store it makes lies; default: the system's temporary directory",
+)
+@json_option
+def soak(seconds: float, n_readers: int, directory: Path | None, as_json: bool) -> None:
+    """Readers and a writer on a store of their own for a while: wrong bytes, lost entries, memory and disk.
+
+    Exit code 1 if anything was wrong.
+    """
+    console = Console(stderr=True)
+    with Progress(TextColumn("soak"), BarColumn(), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("soak", total=int(seconds))
+        result = soak_store.run(
+            seconds=seconds,
+            n_readers=n_readers,
+            directory=directory,
+            progress=lambda n_done, n_total: bar.update(task, completed=n_done),
+        )
+    if as_json:
+        print_json(result)
+    else:
+        table = Table()
+        for column in ("process", "did", "MiB", "opened", "own memory, MiB"):
+            table.add_column(column, justify="left" if column in ("process", "did") else "right")
+        for row in soak_store.table_rows(result):
+            table.add_row(*row)
+        Console().print(table)
+        click.echo(
+            f"{result['n_committed']} saves returned, {result['n_segments']} segments at the end; {result['n_pinned']} "
+            f"pinned, {result['n_pinned_lost']} of them lost; disk at most {format_size(result['disk_max_bytes'])} of "
+            f"{format_size(result['disk_limit_bytes'])} allowed"
+        )
+        for failure in result["failures"]:
+            click.echo(f"failed: {failure}")
+        click.echo("soak: " + ("failed" if result["failures"] else "ok"))
+    if result["failures"]:
+        sys.exit(1)
 
 
 @store.command("stats")
