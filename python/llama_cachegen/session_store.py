@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import mmap
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -313,7 +315,7 @@ def restore_from(
             f"the sequence holds {n_before} tokens that are not the first ones of the prompt of {len(prompt)}; clear it"
         )
     engine = session.engine
-    # a keyed digest is compared now; else those inside of the archive are, while it is decoded
+    # a keyed digest is compared before anything is decoded, another one meanwhile
     snapshot = store.snapshot(identity_of(engine), prompt, lossy=lossy, codecs=codecs, verify=store.is_keyed)
     lookup_ms = ms_since(t_start)
     done = _Done()
@@ -376,10 +378,11 @@ def _restore_part(
     fd, offset, n_bytes = part.place
     is_exact = part.prefix.codec.is_exact
     try:
-        stats = decode_range(
-            session, part.unchecked_payload, session.n_tokens, first, part.tokens[first : part.n_tokens], (fd, offset),
-            is_exact=is_exact, n_threads=n_threads, cancel=cancel, host_staged=host_staged,
-        )  # fmt: skip
+        with session._appending(), _checked_meanwhile(part):
+            stats = decode_range(
+                session, part.unchecked_payload, session.n_tokens, first, part.tokens[first : part.n_tokens],
+                (fd, offset), is_exact=is_exact, n_threads=n_threads, cancel=cancel, host_staged=host_staged,
+            )  # fmt: skip
     except PageMismatchError as miss:
         return _End(miss.reason, "", miss.detail)
     except (ArchiveImportError, PageDigestError, SegmentError) as error:
@@ -394,6 +397,27 @@ def _restore_part(
     done.n_host_staged = max(done.n_host_staged, stats.n_host_staged)
     done.is_exact = done.is_exact and is_exact
     return None
+
+
+@contextlib.contextmanager
+def _checked_meanwhile(part: SnapshotPart) -> Iterator[None]:
+    """Compare a part's payload with its digest while something is done with it; raises what that finds at the end."""
+    errors: list[BaseException] = []
+
+    def check() -> None:
+        try:
+            part.check(beside_others=True)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=check, name="store-digest")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _damaged(part: SnapshotPart, error: Exception) -> _End:

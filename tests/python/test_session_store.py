@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import store_cases
-from llama_cachegen import Engine, MissReason, Outcome, Session, codec
+from llama_cachegen import Engine, MissReason, Outcome, Session, codec, session_store
 from llama_cachegen.errors import (
     CancelledError,
     ContextError,
@@ -338,18 +339,40 @@ def test_a_damaged_second_part_gives_the_first(tmp_path: Path, engine: Engine) -
             assert session.restore_from(store, PROMPT).restored
 
 
-def test_a_keyed_store_compares_its_own_digest(tmp_path: Path, engine: Engine) -> None:
-    """Who can write there can make an archive sound again; not the keyed digest of it."""
+def test_a_keyed_store_compares_its_own_digest(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything of it is decoded: who can write there can make an archive sound again, not its keyed digest."""
     with open_store(tmp_path / "s", key=b"k" * 32) as store:
         expected = save_parts(store, engine, 100)
         with engine.session() as session:
             assert session.restore_from(store, PROMPT).restored and cells(session) == expected
         (file,) = segment_files(tmp_path / "s")
         flip(file, payload_offsets(file, store)[-1])
+        monkeypatch.setattr(session_store, "decode_range", None)
         with engine.session() as session:
             receipt = session.restore_from(store, PROMPT)
             assert (receipt.outcome, receipt.reason) == (Outcome.MISS, MissReason.DAMAGED)
             assert "digest" in receipt.detail
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "keyed"])
+def test_the_payload_of_another_segment(tmp_path: Path, engine: Engine, key: bytes | None) -> None:
+    """A sound archive of as many tokens and bytes under the header of this one: decodes, and is not what was saved."""
+    with open_store(tmp_path / "s", key=key) as store:
+        lengths = []
+        for seed in range(40):
+            with filled(engine, np.random.default_rng(seed).integers(0, 64, 32).tolist()) as session:
+                saved = session.save_to(store, profile=codec.EXACT)
+                lengths.append((saved.payload_bytes, session.tokens.tolist(), saved.key))
+        lengths.sort()
+        (_, tokens, one), (_, _, two) = next((a, b) for a, b in itertools.pairwise(lengths) if a[0] == b[0])
+        files = {file.stem: file for file in segment_files(tmp_path / "s")}
+        begin = payload_offsets(files[one], store)[0]
+        files[one].write_bytes(files[one].read_bytes()[:begin] + files[two].read_bytes()[begin:])
+        with engine.session() as session:
+            receipt = session.restore_from(store, tokens)
+            assert (receipt.outcome, receipt.reason) == (Outcome.MISS, MissReason.DAMAGED)
+            assert "digest" in receipt.detail and session.n_tokens == 0 and session.pos_max == -1
+            assert not files[one].exists()
 
 
 def test_bytes_that_are_no_sound_archive(store: Store, engine: Engine) -> None:
