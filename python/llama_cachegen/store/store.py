@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -335,6 +334,8 @@ class Store(StoreCore):
 
         Args and raises: as `save_later` and `save`; when_full is "wait" unless given.
         """
+        import asyncio  # who does not use it does not wait for its import
+
         options.setdefault("when_full", "wait")
         if options["when_full"] == "wait":
             future = await asyncio.to_thread(self.save_later, identity, codec, tokens, payload, **options)
