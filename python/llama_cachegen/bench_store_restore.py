@@ -67,8 +67,9 @@ def run(
         progress: progress(text).
 
     Returns:
-        machine, and for each case milliseconds, what of them was the lookup, and what it takes more than the file: the
-        median of the differences within a round, in milliseconds and of the file's median.
+        machine, and for each case milliseconds, those of all threads on a processor, what of them was the lookup, and
+        what it takes more than the file: the median of the differences within a round, in milliseconds and of the
+        file's median.
 
     Raises:
         RuntimeError: a restore gave other bytes than the file's.
@@ -114,6 +115,7 @@ def _measure(
     time.sleep(1.1)  # directories that changed a moment ago are read again by a reader
     rng = np.random.default_rng(1)
     samples: dict[str, list[float]] = {}
+    cpu_samples: dict[str, list[float]] = {}
     lookups: dict[str, list[float]] = {}
     opened = {
         "store": Store(whole, mode="r", **options),
@@ -125,7 +127,7 @@ def _measure(
         for i in range(n_rounds + 1):
             for name in rng.permutation(names):
                 session.clear()
-                t_start = time.perf_counter()
+                t_start, cpu_start = time.perf_counter(), time.process_time()
                 if name == _BARE:
                     bare = session.restore(path, prompt)
                     is_restored = bare.restored
@@ -134,11 +136,12 @@ def _measure(
                     is_restored = receipt.restored
                     if i:
                         lookups.setdefault(name, []).append(receipt.lookup_ms)
-                elapsed_ms = ms_since(t_start)
+                elapsed_ms, cpu_ms = ms_since(t_start), (time.process_time() - cpu_start) * 1000
                 if not is_restored:
                     raise RuntimeError(f"{name}: not restored")
                 if i:  # round 0 warms up
                     samples.setdefault(name, []).append(elapsed_ms)
+                    cpu_samples.setdefault(name, []).append(cpu_ms)
                 else:
                     _compare(session, name, path, prompt)
             progress(f"round {i} of {n_rounds}")
@@ -153,6 +156,8 @@ def _measure(
             "ms": _spread(samples[name]),
             "more_ms": _spread(more),
             "more_of_file": statistics.median(more) / statistics.median(bare_ms),
+            "cpu_ms": _spread(cpu_samples[name]),
+            "more_cpu_of_file": statistics.median(cpu_samples[name]) / statistics.median(cpu_samples[_BARE]) - 1,
             "lookup_ms": _spread(lookups[name]) if name in lookups else None,
         }
     return {

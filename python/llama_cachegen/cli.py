@@ -335,7 +335,7 @@ def bench_store_restores(
         caption=f"median (quartiles) of {result['n_rounds']} rounds in random order, warm page cache; more: within a "
         f"round; {machine['n_cpus']} x {machine['cpu']}, load {machine['load_1min']:.1f}, Python {machine['python']}",
     )
-    for column in ("restore out of", "ms", "more than the file, ms", "of the file's", "lookup ms"):
+    for column in ("restore out of", "ms", "more than the file, ms", "of it", "processor ms", "more", "lookup ms"):
         table.add_column(column, justify="left" if column == "restore out of" else "right")
     for name, case in result["cases"].items():
         ms, more, lookup = case["ms"], case["more_ms"], case["lookup_ms"]
@@ -344,6 +344,8 @@ def bench_store_restores(
             f"{ms['median']:.2f} ({ms['q1']:.2f}-{ms['q3']:.2f})",
             f"{more['median']:.2f} ({more['q1']:.2f}-{more['q3']:.2f})" if lookup else "",
             f"{100 * case['more_of_file']:.1f} %" if lookup else "",
+            f"{case['cpu_ms']['median']:.2f}",
+            f"{100 * case['more_cpu_of_file']:.1f} %" if lookup else "",
             f"{lookup['median']:.2f}" if lookup else "",
         )
     Console().print(table)
