@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +18,15 @@ from pathlib import Path
 
 import store_cases
 from conftest import NATIVE_REPORTS
+from llama_cachegen.store import Store
 from store_cases import held, open_store
 
 N_KILLS = int(os.environ.get("LLAMA_CACHEGEN_STORE_KILLS", "6"))
 BUDGETS = {"large": 1 << 40, "tight": 200_000}
 """Two stores, killed in turn: one that never evicts, and one that always does."""
-N_OLD = 50
-N_VERIFY = 100
+N_OLD = 20
+N_VERIFY = 25
+N_KILLS_OF_A_STORE = 100
 tmp_path = store_cases.memory_path
 
 WRITERS = """
@@ -86,39 +89,70 @@ class Writers:
         assert self._process.wait(20) == 0
 
 
-def test_kills(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    saved: dict[str, list[list[int]]] = {name: [] for name in BUDGETS}
-    n_checked = n_evicted = n_verified = 0
-    writers = Writers()
-    for n in range(N_KILLS):
-        name = ("large", "tight")[n % 2]
-        path, budget = tmp_path / name, BUDGETS[name]
-        new = writers.kill_one(path, tmp_path / "log", budget, n, rng.uniform(0, 0.15))
-        old = rng.sample(saved[name], min(N_OLD, len(saved[name])))
-        saved[name] += new
-        with open_store(path, budget_bytes=budget) as store:
+class Killed:
+    """A store whose writers are killed, and what they said was saved."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.budget = BUDGETS[name]
+        self.path = folder / name
+        self.saved: list[list[int]] = []
+        self.n_kills = self.n_checked = self.n_evicted = self.n_verified = 0
+
+    def kill(self, writers: Writers, log: Path, seed: int, rng: random.Random) -> None:
+        new = writers.kill_one(self.path, log, self.budget, seed, rng.uniform(0, 0.15))
+        old = rng.sample(self.saved, min(N_OLD, len(self.saved)))
+        self.saved += new
+        self.n_kills += 1
+        with open_store(self.path, budget_bytes=self.budget) as store:
             for tokens in new + old:
                 n_held = held(store, tokens)
-                assert n_held == len(tokens) or name == "tight"
-                n_checked += 1
-                n_evicted += n_held < len(tokens)
+                assert n_held == len(tokens) or self.name == "tight"
+                self.n_checked += 1
+                self.n_evicted += n_held < len(tokens)
             assert store.counters.n_quarantined == 0
             # every byte of a store that only grows: now and then
-            if name == "tight" or n < 20 or n % N_VERIFY < 2 or n + 2 >= N_KILLS:
-                assert {finding.kind for finding in store.verify().findings} <= {"orphan"}
-                n_verified += 1
-        assert sum(file.stat().st_size for file in store_cases.segment_files(path)) <= budget
-        assert list((path / "tmp").iterdir()) == []
+            if self.name == "tight" or self.n_kills < 10 or self.n_kills % N_VERIFY == 0:
+                self.verify(store)
+        assert sum(file.stat().st_size for file in store_cases.segment_files(self.path)) <= self.budget
+        assert list((self.path / "tmp").iterdir()) == []
+
+    def verify(self, store: Store) -> None:
+        assert {finding.kind for finding in store.verify().findings} <= {"orphan"}
+        self.n_verified += 1
+
+    def end(self) -> None:
+        """All of it, once more, and away with it: opening a store of very many entries takes longer than killing."""
+        with open_store(self.path, budget_bytes=self.budget) as store:
+            self.verify(store)
+            if self.name == "large":
+                assert all(held(store, tokens) == len(tokens) for tokens in self.saved)
+        shutil.rmtree(self.path)
+
+
+def test_kills(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    writers = Writers()
+    stores: list[Killed] = []
+    for n in range(N_KILLS):
+        if n % (2 * N_KILLS_OF_A_STORE) == 0:
+            for one in stores[-2:]:
+                one.end()
+            stores += [Killed(tmp_path, name) for name in BUDGETS]
+        stores[-2 + n % 2].kill(writers, tmp_path / "log", n, rng)
+    for one in stores[-2:]:
+        one.end()
     writers.close()
-    with open_store(tmp_path / "large") as store:
-        assert all(held(store, tokens) == len(tokens) for tokens in saved["large"])
+    kept = sum(len(one.saved) for one in stores if one.name == "large")
+    n_evicted = sum(one.n_evicted for one in stores)
+    assert sum(one.n_kills for one in stores) == N_KILLS
     NATIVE_REPORTS.append(
         (
             "store: writers killed",
-            f"{N_KILLS} kills; {sum(map(len, saved.values()))} saves had returned, {len(saved['large'])} of them into "
-            f"a store without eviction: all are there; {n_checked} looked at right after a kill, {n_evicted} evicted; "
-            f"{n_verified} times every byte of the store",
+            f"{N_KILLS} kills of writers on {len(stores)} stores; {sum(len(one.saved) for one in stores)} saves had "
+            f"returned, {kept} of them into stores without eviction: all are there; "
+            f"{sum(one.n_checked for one in stores)} looked at right after a kill, {n_evicted} evicted; "
+            f"{sum(one.n_verified for one in stores)} times every byte of a store",
         )
     )
-    assert len(saved["large"]) > N_KILLS and n_evicted > 0
+    assert kept > N_KILLS and n_evicted > 0
