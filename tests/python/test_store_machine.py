@@ -16,9 +16,9 @@ from faulty_files import QuietFiles
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from llama_cachegen.errors import MissReason, StoreFullError
+from llama_cachegen.errors import MissReason, StoreChainError, StoreFullError
 from llama_cachegen.store import CodecStamp, Store
-from store_cases import BLOCK, EXACT, IDENTITY, LOSSY, check_snapshot, flip, open_store, save, segment_files
+from store_cases import BLOCK, EXACT, IDENTITY, LOSSY, check_snapshot, flip, open_store, payload_of, save, segment_files
 
 N_EXAMPLES = int(os.environ.get("LLAMA_CACHEGEN_STORE_EXAMPLES", "50"))
 N_STEPS = 40
@@ -58,6 +58,27 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.saved.add((tuple(tokens), codec.profile))
         assert self.check(tokens, codec) == len(tokens)
+
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), codec=CODECS)
+    def save_later(self, prompts: list[list[int]], codec: CodecStamp) -> None:
+        """Several that wait at once; each counts on those before it, and fails with them."""
+        futures = []
+        for tokens in prompts:
+            begin = self.store.missing_from(IDENTITY, codec, tokens, with_queued=True) % len(tokens)
+            futures.append(
+                self.store.save_later(
+                    IDENTITY, codec, tokens, payload_of(tokens[begin:]), pos_begin=begin, payload_format="lcg3",
+                    decoded_bytes=1000, component_types={"K": "f16", "V": "f16"},
+                )
+            )  # fmt: skip
+        self.store.drain()
+        for tokens, future in zip(prompts, futures, strict=True):
+            error = future.exception()
+            if error is None:
+                self.saved.add((tuple(tokens), codec.profile))
+            else:
+                assert self.is_tight and isinstance(error, (StoreFullError, StoreChainError)), error
+        assert self.store.queued_bytes == 0
 
     @rule(tokens=PROMPTS, codec=CODECS)
     def ask(self, tokens: list[int], codec: CodecStamp) -> None:

@@ -106,8 +106,9 @@ def start_prefetch(
             prefetch._cancel.set()
             prefetch._future.set_exception(error)
             return
-        core.counters.n_prefetched += n_segments
-        core.counters.bytes_prefetched += n_bytes
+        with core._mutex:
+            core.counters.n_prefetched += n_segments
+            core.counters.bytes_prefetched += n_bytes
         is_cancelled = prefetch._cancel.is_set() and n_segments + n_failed < len(keys)
         prefetch._future.set_result(PrefetchReport(tuple(n_tokens), n_segments, n_bytes, n_failed, is_cancelled))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -114,6 +113,11 @@ class Store(StoreCore):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_keyed(self) -> bool:
+        """Its digests are keyed."""
+        return self._key is not None
 
     # lookup
 
@@ -330,6 +334,8 @@ class Store(StoreCore):
 
         Args and raises: as `save_later` and `save`; when_full is "wait" unless given.
         """
+        import asyncio  # who does not use it does not wait for its import
+
         options.setdefault("when_full", "wait")
         if options["when_full"] == "wait":
             future = await asyncio.to_thread(self.save_later, identity, codec, tokens, payload, **options)
