@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 from llama_cachegen import Engine
-from llama_cachegen.store import CodecStamp, Store, store_identity
+from llama_cachegen.session_store import identity_of
+from llama_cachegen.store import CodecStamp, Store
 from llama_cachegen.store.tiers import GuardedTier, TieredStore, TierLimits, open_tier
 from numpy.typing import NDArray
 
-NATIVE = CodecStamp(name="native")
+EXACT = CodecStamp(name="lcg3", profile="exact")
 BLOCK_TOKENS = 32
 
 
@@ -39,32 +40,18 @@ def run_host(model: Path, tier_url: str, folder: Path, n_rest: int) -> None:
         Engine(model, n_ctx=512) as engine,
         engine.session() as session,
         Store(folder, block_tokens=BLOCK_TOKENS, min_free_bytes=0) as store,
-        TieredStore(store, [tier], codecs=[NATIVE]) as tiered,
+        TieredStore(store, [tier], codecs=[EXACT]) as tiered,
     ):
-        session.prefill(tokens[:1])  # what the cache consists of is part of the identity
-        identity = store_identity(engine.identity, session.export_page().components)
-        session.clear()
-        with tiered.snapshot(identity, tokens[:-1]) as snapshot, tempfile.TemporaryDirectory() as scratch:
-            for part in snapshot.parts:
-                path = Path(scratch) / f"{part.pos_begin}.page"
-                path.write_bytes(part.payload)
-                session.restore(path)
-                session.truncate(part.pos_begin + part.n_tokens)  # the rest of it is another prompt's
-        n_restored = session.n_tokens
-        session.prefill(tokens[n_restored:])
+        tiered.fetch(identity_of(engine), tokens[:-1])
+        restored = session.restore_from(store, tokens[:-1])  # the last one is evaluated: its logits are needed
+        session.prefill(tokens[restored.n_tokens :])
         token = int(np.argmax(session.logits()))
-        begin = store.missing_from(identity, NATIVE, tokens)
-        if begin < len(tokens):
-            page = session.export_page(begin)
-            with tempfile.TemporaryDirectory() as scratch:
-                page.write(Path(scratch) / "page")
-                payload = (Path(scratch) / "page").read_bytes()
-            tiered.save(
-                identity, NATIVE, tokens, payload, pos_begin=begin, payload_format="page",
-                decoded_bytes=page.payload_bytes, component_types={"K": "f16", "V": "f16"},
-            )  # fmt: skip
+        saved = session.save_to(store)
+        tiered.offer(saved.key)
     # closing has written back what was saved
-    print(f"restored {n_restored} of {len(tokens)} tokens; next token {token}; tier: {tier.counters}", flush=True)
+    print(
+        f"restored {restored.n_tokens} of {len(tokens)} tokens; next token {token}; tier: {tier.counters}", flush=True
+    )
 
 
 def main() -> None:

@@ -381,7 +381,7 @@ def test_what_an_entry_continues_is_given_with_it(memory_path: Path) -> None:
     tier = memory()
     with host(memory_path / "a", tier, write="through") as a, host(memory_path / "b", tier) as b:
         save(a.store, list(range(8)))  # while the tier could not be reached
-        put(a, list(range(16)))
+        a.offer(save(a.store, list(range(16))).key)
         assert got(b, list(range(16))) == 16
 
 
@@ -390,8 +390,7 @@ def test_write_back_returns_at_once_and_flushes_on_close(memory_path: Path) -> N
     with host(memory_path / "a", guarded(tier), write="back", close_timeout_s=20.0) as a:
         begin = time.monotonic()
         for i in range(5):
-            save(a.store, [i] * 8)
-            a._behind.add([row.key for row, _ in a.store.entries()])
+            a.offer(save(a.store, [i] * 8).key)
         assert time.monotonic() - begin < 2 and a._behind.n_waiting > 0
         assert not a.flush(0.0)
         counters = a.counters["memory"]
@@ -403,8 +402,7 @@ def test_write_back_is_bounded(memory_path: Path) -> None:
     tier = Spoiled(lambda: gate.wait(20) and None)
     with host(memory_path / "a", guarded(tier), write="back", max_waiting=2, close_timeout_s=20.0) as a:
         for i in range(6):
-            save(a.store, [i] * 8)
-        a._behind.add([row.key for row, _ in a.store.entries()])
+            a.offer(save(a.store, [i] * 8).key)
         assert a.n_dropped in (3, 4) and a._behind.n_waiting <= 3
         gate.set()
         assert a.flush(20)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import StoreReadOnlyError
 from ..core import as_bytes
 from ..identity import CodecStamp, StoreIdentity
-from ..lookup import walk
+from ..index import Row
 from ..reports import Lookup, SaveResult
 from ..snapshot import Snapshot
 from ..store import Store
@@ -178,19 +178,35 @@ class TieredStore:
         Args and raises: as `Store.save`. No failure of a tier is raised; see `counters`.
         """
         result = self.store.save(identity, codec, tokens, payload, **options)
-        keys = self._path(identity, codec, tokens)
+        self.offer(result.key)
+        return result
+
+    def offer(self, key: str) -> None:
+        """Give tiers, as `write` says, what the local store got by `Session.save_to` or `Store.save_later`.
+
+        Args:
+            key: of the segment, hexadecimal. What it continues goes along.
+
+        Raises:
+            StoreError: the local store has no such segment, or is closed.
+        """
+        keys = self._path(key)
         if self._write == "back":
             self._behind.add(keys)
         elif self._write == "through":
             for tier in self.tiers:
                 self._upload_path(keys, tier)
-        return result
 
-    def _path(self, identity: StoreIdentity, codec: CodecStamp, tokens: Tokens) -> list[bytes]:
-        store = self.store
-        chain = store._chain(store._root(identity, codec), as_bytes(tokens))
-        with store._mutex:
-            return [step.row.key for step in store._asking(lambda index: walk(index, chain))]
+    def _path(self, key: str) -> list[bytes]:
+        """Keys from the beginning of a chain to a segment."""
+        with self.store._mutex:
+            row: Row | None = self.store.entry(key)
+            keys: list[bytes] = []
+            while row is not None and row.key not in keys:
+                keys.append(row.key)
+                parent_key = row.parent_key or b""
+                row = self.store._asking(lambda index, parent_key=parent_key: index.get(parent_key))  # type: ignore[misc]
+        return keys[::-1]
 
     def _upload_path(self, keys: Sequence[bytes], tier: GuardedTier) -> PushReport:
         """Give a tier what it lacks of these."""
