@@ -339,6 +339,8 @@ def test_a_broken_object_is_replaced_by_who_has_a_sound_one(memory_path: Path) -
         save(b.store, tokens)
         (report,) = b.push()
         assert report.outcomes == {Outcome.WRITTEN.value: 1} and b.counters["memory"].n_replaced == 1
+        b.store.remove(key)
+        assert got(b, tokens) == 8  # who knew it as broken asks for it again
         assert got(c, tokens) == 8
 
 
@@ -363,6 +365,18 @@ def test_two_hosts_that_race_end_with_the_same_bytes(memory_path: Path, n_bytes:
             assert mine == theirs == tier.get(name_in(a, key.hex()), MIB, timeout_s=1)
             assert got(a, tokens) == got(b, tokens) == 8
             assert a.store.verify().ok and b.store.verify().ok
+
+
+def test_what_is_taken_over_stays_where_it_is_in_its_chain(memory_path: Path) -> None:
+    tier, tokens = memory(), list(range(20))
+    with host(memory_path / "a", tier) as a, host(memory_path / "b", tier) as b:
+        for n in (8, 16, 20):
+            save(a.store, tokens[:n], n_bytes=300)
+            save(b.store, tokens[:n], n_bytes=400)
+        assert a.push()[0].outcomes == {Outcome.WRITTEN.value: 3}
+        assert b.push()[0].outcomes == {Outcome.TAKEN_OVER.value: 3}
+        assert held(b.store, tokens) == 20 and not any(row.is_orphan for row, _ in b.store.entries())
+        assert {row.payload_bytes for row, _ in b.store.entries()} == {300} and b.store.verify().ok
 
 
 def test_damage_on_the_local_disk_does_not_spread(memory_path: Path) -> None:

@@ -467,6 +467,11 @@ def test_mooncake_that_does_not_answer_is_left_and_joined_again(
     monkeypatch.setattr(tier, "_is_there", lambda name, timeout_s: False)
     assert tier.put(name_of_number(1), b"later", replace=False, timeout_s=20) is False
     assert tier.get(name_of_number(1), MIB, timeout_s=20) == b"first"
+    # names that are there and do not come are no empty group
+    with monkeypatch.context() as patched:
+        patched.setattr(tier, "_exist", lambda keys, timeout_s: [True] * len(keys))
+        with pytest.raises(TierUnavailableError, match="63 of 64 names"):
+            tier.list_group(GROUP, 9, timeout_s=20)
     # a worker that dies is a failure, not ours
     tier._process._process.kill()
     with pytest.raises(TierUnavailableError, match="ended"):

@@ -54,8 +54,6 @@ def adopt(
             core.counters.bytes_written += len(data)
             parent_key = parent.key if parent is not None else None
             with core._changing() as index:
-                if parent_key is None and replace and (before := index.get(prefix.key)) is not None:
-                    parent_key = before.parent_key
                 if parent_key is not None and index.get(parent_key) is None:
                     parent_key = None  # gone meanwhile: this one is an orphan until that one is there again
                 is_pinned = prefix.key in pins(core._files)
