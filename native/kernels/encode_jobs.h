@@ -6,22 +6,22 @@
 namespace kernels {
 
 // the words of a group lie in pieces of this size, linked from the stream's begin to its end
-constexpr uint32_t chunk_bytes = 1024;
-constexpr uint32_t chunk_words = chunk_bytes / 2;
-constexpr uint32_t no_chunk    = 0xffffffffu;
+KC_CONSTANT uint32_t chunk_bytes = 1024;
+KC_CONSTANT uint32_t chunk_words = chunk_bytes / 2;
+KC_CONSTANT uint32_t no_chunk    = 0xffffffffu;
 
 // instead of a token's scale, whose bit patterns are smaller
-constexpr uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
-constexpr uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
+KC_CONSTANT uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
+KC_CONSTANT uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
 
 // groups of lanes of a workgroup that encodes
-constexpr uint32_t encode_groups_a_workgroup = 8;
+KC_CONSTANT uint32_t encode_groups_a_workgroup = 8;
 
 // of a stretch of a sample, at most
-constexpr uint32_t sample_tokens = 32;
+KC_CONSTANT uint32_t sample_tokens = 32;
 
 // tokens that 32 lanes find the scales of
-constexpr uint32_t scale_tokens = 8;
+KC_CONSTANT uint32_t scale_tokens = 8;
 
 // A lossy plane; indexes are those of its wave's first block and stay the same for all blocks.
 struct encode_plane {
@@ -81,34 +81,34 @@ struct encode_cursors {
 
 // All that a launch of a wave reads and writes.
 struct encode_buffers {
-    const encode_plane * planes;      // of the wave
-    const group_job *    groups;      // of the launch: `unit` is a plane's number in the wave
-    uint32_t             n_jobs;      // of the launch: groups, tiles of tokens, or planes
-    uint32_t             block_begin; // tokens [block_begin, block_end) of the page
-    uint32_t             block_end;
-    const uint32_t *     cells;
-    const uint8_t *      models;
+    const KC_GLOBAL encode_plane * planes;      // of the wave
+    const KC_GLOBAL group_job *    groups;      // of the launch: `unit` is a plane's number in the wave
+    uint32_t                       n_jobs;      // of the launch: groups, tiles of tokens, or planes
+    uint32_t                       block_begin; // tokens [block_begin, block_end) of the page
+    uint32_t                       block_end;
+    const KC_GLOBAL uint32_t *     cells;
+    const KC_GLOBAL uint8_t *      models;
     // the set of an encoding launch
-    encode_set_shape     set;
-    const encode_entry * table;
-    const uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
-    const uint8_t *      class_of; // 64; counting symbols without a context: NULL
-    uint32_t *           counts;   // counting: see count_kernel()
+    encode_set_shape               set;
+    const KC_GLOBAL encode_entry * table;
+    const KC_GLOBAL uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
+    const KC_GLOBAL uint8_t *      class_of; // 64; counting symbols without a context: NULL
+    KC_GLOBAL uint32_t *           counts;   // counting: see count_kernel()
     // between the launches
-    uint32_t *           scales;
-    uint32_t *           n_words;     // of each group; no_chunk: there was no room
-    uint32_t *           first_chunk; // of each group: of the stream's begin, the last one taken
-    uint32_t *           first_word;  // of each group, in its unit
-    uint32_t *           states;      // of each channel
-    unit_place *         places;      // of each plane
-    encode_cursors *     cursors;
-    uint8_t *            pool; // n_pool chunks
-    uint32_t *           next_chunk;
-    uint32_t             n_pool;
+    KC_GLOBAL uint32_t *           scales;
+    KC_GLOBAL uint32_t *           n_words;     // of each group; no_chunk: there was no room
+    KC_GLOBAL uint32_t *           first_chunk; // of each group: of the stream's begin, the last one taken
+    KC_GLOBAL uint32_t *           first_word;  // of each group, in its unit
+    KC_GLOBAL uint32_t *           states;      // of each channel
+    KC_GLOBAL unit_place *         places;      // of each plane
+    KC_GLOBAL encode_cursors *     cursors;
+    KC_GLOBAL uint8_t *            pool; // n_pool chunks
+    KC_GLOBAL uint32_t *           next_chunk;
+    uint32_t                       n_pool;
     // in the host's memory
-    unit_made *          made;
-    uint8_t *            output; // at a multiple of 16
-    uint32_t             n_output;
+    KC_GLOBAL unit_made *          made;
+    KC_GLOBAL uint8_t *            output; // at a multiple of 16
+    uint32_t                       n_output;
 };
 
 } // namespace kernels

@@ -40,9 +40,10 @@ struct encode_wave {
 
 // What the encoder may use.
 struct encode_limits {
-    uint64_t shared_bytes; // of a workgroup
-    uint64_t pool_bytes;   // of the device's memory, for words
-    uint64_t output_bytes; // of the host's memory, for the units of a wave
+    uint64_t shared_bytes;              // of a workgroup
+    uint64_t pool_bytes;                // of the device's memory, for words
+    uint64_t output_bytes;              // of the host's memory, for the units of a wave
+    bool     has_memory_tables = false; // of the device
 };
 
 // What the largest wave needs.
