@@ -1,5 +1,6 @@
 #include "launch_shape.h"
 
+#include "kernel_lists.h"
 #include "status.h"
 
 #include <algorithm>
@@ -8,14 +9,17 @@ namespace kernels {
 
 namespace {
 
-constexpr uint32_t decode_groups_a_threadgroup = 4; // at most; as many share a table in threadgroup memory
-constexpr uint32_t native_groups_a_threadgroup = 4;
-constexpr uint32_t legacy_groups_a_threadgroup = 4;
-constexpr uint32_t span_bytes                  = 1024 * sizeof(float);       // of a group of lanes that places rows
-constexpr uint32_t ring_bytes                  = 2048;                       // of a group of lanes that expands
-constexpr uint32_t bounds_bytes                = 33 * 32 * sizeof(uint32_t); // of a group of lanes with LCG1 streams
-constexpr uint32_t token_bytes                 = 32 * 2 * sizeof(uint32_t);  // scales and cells of 32 tokens
-constexpr uint32_t class_bytes                 = 64;
+// groups of lanes of a threadgroup, at most
+constexpr uint32_t decode_groups  = KC_DECODE_THREADS / 32; // as many share a table in threadgroup memory
+constexpr uint32_t legacy_groups  = KC_LEGACY_THREADS / 32;
+constexpr uint32_t encode_groups  = KC_ENCODE_THREADS / 32;
+constexpr uint32_t lay_out_groups = KC_LAY_OUT_THREADS / 32;
+
+constexpr uint32_t span_bytes   = 1024 * sizeof(float);       // of a group of lanes that places rows
+constexpr uint32_t ring_bytes   = 2048;                       // of a group of lanes that expands
+constexpr uint32_t bounds_bytes = 33 * 32 * sizeof(uint32_t); // of a group of lanes with LCG1 streams
+constexpr uint32_t token_bytes  = 32 * 2 * sizeof(uint32_t);  // scales and cells of 32 tokens
+constexpr uint32_t class_bytes  = 64;
 
 constexpr const char * store_names[] = {
     "f32", "f16", "bf16", "q8_0", "q4_0", "f32_transposed", "f16_transposed", "bf16_transposed"
@@ -82,48 +86,47 @@ template <typename T> uint64_t address(T * pointer) {
 
 launch_shape shape_of(const planned_launch & launch, const launch_buffers & in, const metal_limits & limits) {
     if (launch.kind == launch_kind::expand) {
-        return shape(metal_source::decode, "cachegen_expand", n_store_kinds, in.n_groups, native_groups_a_threadgroup,
-                     0, ring_bytes, limits);
+        return shape(metal_source::decode, "cachegen_expand", n_store_kinds, in.n_groups, decode_groups, 0, ring_bytes,
+                     limits);
     }
     if (launch.kind == launch_kind::place) {
-        return shape(metal_source::decode, place_rows_name(launch.store), launch.store, in.n_groups,
-                     native_groups_a_threadgroup, 0, span_bytes, limits);
+        return shape(metal_source::decode, place_rows_name(launch.store), launch.store, in.n_groups, decode_groups, 0,
+                     span_bytes, limits);
     }
     const uint64_t table_bytes = uint64_t{ in.set.n_entries } * sizeof(table_entry);
     const uint64_t group_bytes = decode_group_bytes(launch.store, launch.n_side);
-    const bool     is_shared   = is_shared_table(table_bytes, group_bytes, decode_groups_a_threadgroup, limits);
+    const bool     is_shared   = is_shared_table(table_bytes, group_bytes, decode_groups, limits);
     return shape(metal_source::decode, decode_name(launch.store, launch.n_side, in.set.n_symbols > 32, is_shared),
-                 launch.store, in.n_groups, decode_groups_a_threadgroup, is_shared ? table_bytes : 0, group_bytes,
-                 limits);
+                 launch.store, in.n_groups, decode_groups, is_shared ? table_bytes : 0, group_bytes, limits);
 }
 
 launch_shape shape_of(const legacy_launch & launch, const legacy_buffers & in, const metal_limits & limits) {
     return shape(metal_source::legacy, legacy_name(launch.version, launch.store), launch.store, in.n_jobs,
-                 legacy_groups_a_threadgroup, 0, token_bytes + (launch.version == 1 ? bounds_bytes : 0), limits);
+                 legacy_groups, 0, token_bytes + (launch.version == 1 ? bounds_bytes : 0), limits);
 }
 
 launch_shape shape_of(const encode_launch & launch, const encode_buffers & in, const metal_limits & limits) {
     switch (launch.kind) {
         case encode_kind::scales:
             return shape(metal_source::encode, source_name("scales", launch.source, launch.n_side), launch.source,
-                         in.n_jobs, encode_groups_a_workgroup, 0, 0, limits);
+                         in.n_jobs, encode_groups, 0, 0, limits);
         case encode_kind::count:
             return shape(metal_source::encode, source_name("count", launch.source, launch.n_side), launch.source,
-                         in.n_jobs, encode_groups_a_workgroup, 0, 0, limits);
+                         in.n_jobs, encode_groups, 0, 0, limits);
         case encode_kind::lay_out:
-            return shape(metal_source::encode, "cachegen_lay_out", n_store_kinds, in.n_jobs, 1, 0, 0, limits);
+            return shape(metal_source::encode, "cachegen_lay_out", n_store_kinds, in.n_jobs, lay_out_groups, 0, 0,
+                         limits);
         case encode_kind::gather:
-            return shape(metal_source::encode, "cachegen_gather", n_store_kinds, in.n_jobs, encode_groups_a_workgroup,
-                         0, 0, limits);
+            return shape(metal_source::encode, "cachegen_gather", n_store_kinds, in.n_jobs, encode_groups, 0, 0,
+                         limits);
         default: break;
     }
     const uint64_t table_bytes = uint64_t{ in.set.n_entries } * sizeof(encode_entry) + class_bytes;
     const uint64_t group_bytes = uint64_t{ launch.n_side } * chunk_bytes;
     // four groups at least
-    const bool     is_shared   = is_shared_table(table_bytes, group_bytes, encode_groups_a_workgroup / 2, limits);
+    const bool     is_shared   = is_shared_table(table_bytes, group_bytes, encode_groups / 2, limits);
     return shape(metal_source::encode, source_name("encode", launch.source, launch.n_side) + place_name(is_shared),
-                 launch.source, in.n_jobs, encode_groups_a_workgroup, is_shared ? table_bytes : class_bytes,
-                 group_bytes, limits);
+                 launch.source, in.n_jobs, encode_groups, is_shared ? table_bytes : class_bytes, group_bytes, limits);
 }
 
 metal_decode_arguments arguments_of(const launch_buffers & in) {
