@@ -558,6 +558,7 @@ void define_launches() {
             if (bytes == self->bytes.end()) {
                 broken("%s is launched with nothing at buffer index 0", self->function.c_str());
             }
+            count.n_named          = self->told_of.size();
             // as it is bound now
             const auto   arguments = std::make_shared<std::string>(bytes->second);
             launch_state launch{ self->function,

@@ -46,6 +46,7 @@ struct counters {
     uint64_t n_dispatches = 0;
     uint64_t n_copies     = 0;
     uint64_t n_borrowed   = 0; // buffers around memory of the caller's
+    uint64_t n_named      = 0; // resources that the last launch was told of
 };
 const counters & counted();
 

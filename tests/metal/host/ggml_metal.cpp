@@ -5,7 +5,7 @@
 #include "fake_metal.h"
 #include "ggml-backend-impl.h"
 #include "ggml-metal-context.h"
-#include "metal_cpp.h"
+#include "metal/metal_cpp.h"
 #include "objc_runtime.h"
 
 #include <cstdlib>

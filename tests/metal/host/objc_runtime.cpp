@@ -33,6 +33,7 @@ struct runtime {
     std::unordered_map<std::string, std::unique_ptr<objc_selector>> selectors;
     std::unordered_map<std::string, std::unique_ptr<objc_class>>    classes;
     std::unordered_map<const void *, known_object>                  objects;
+    std::map<std::string, uint64_t>                                 n_alive; // by class
 };
 
 // never destroyed: static objects of others come here when the process ends
@@ -144,6 +145,7 @@ object * add(object * made, const char * class_name) {
     runtime &                         all = the();
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.objects[made] = { made->isa, true };
+    all.n_alive[made->isa->name]++;
     return made;
 }
 
@@ -164,6 +166,7 @@ void release(object * of) {
         is_last = --of->n_references == 0;
         if (is_last && !is_pool(of)) {
             found->second.is_alive = false;
+            the().n_alive[of->isa->name]--;
         }
     }
     if (!is_last) {
@@ -173,6 +176,7 @@ void release(object * of) {
         drain(static_cast<pool *>(of));
         const std::lock_guard<std::mutex> lock(the().mutex);
         the().objects.at(of).is_alive = false;
+        the().n_alive[of->isa->name]--;
     }
     of->destroy(of); // what it holds is released; its own memory stays
 }
@@ -188,22 +192,18 @@ object * autorelease(object * of) {
 uint64_t n_objects() {
     const std::lock_guard<std::mutex> lock(the().mutex);
     uint64_t                          n = 0;
-    for (const auto & [address, one] : the().objects) {
-        n += one.is_alive && one.of->name != "NSAutoreleasePool";
+    for (const auto & [name, n_alive] : the().n_alive) {
+        n += name == "NSAutoreleasePool" ? 0 : n_alive;
     }
     return n;
 }
 
 std::string objects() {
     const std::lock_guard<std::mutex> lock(the().mutex);
-    std::map<std::string, uint64_t>   counts;
-    for (const auto & [address, one] : the().objects) {
-        counts[one.of->name] += one.is_alive;
-    }
-    std::string words;
-    for (const auto & [name, n] : counts) {
-        if (n > 0) {
-            words += std::to_string(n) + " " + name + " ";
+    std::string                       words;
+    for (const auto & [name, n_alive] : the().n_alive) {
+        if (n_alive > 0) {
+            words += std::to_string(n_alive) + " " + name + " ";
         }
     }
     return words;

@@ -114,6 +114,7 @@ page make_page() {
         cachegen_lcg3_plane plane{};
         plane.struct_size = sizeof(plane);
         plane.layer       = static_cast<int32_t>(i);
+        plane.kind        = components[i].is_transposed ? CACHEGEN_KIND_V : CACHEGEN_KIND_K;
         plane.mode        = i == 1 ? CACHEGEN_LCG3_EXACT : CACHEGEN_LCG3_LOSSY;
         plane.type        = static_cast<uint32_t>(components[i].type);
         plane.n_channels  = n_channels;
