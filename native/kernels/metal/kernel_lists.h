@@ -2,7 +2,7 @@
  * The kernels of a source: how many threads they are made for, and which there are, one a combination of template
  * arguments. KC_FOR_STORES(F) is F(name, store) for every store, KC_FOR_SIDES(F, name, store) is F(name, store, side)
  * for the adjacent groups that 32 lanes have. With KC_ONLY_STORE defined as a store_kind's number, that store alone: a
- * library of one store compiles in an eighth of the time.
+ * cache has rows of one store or two.
  */
 #pragma once
 

@@ -25,7 +25,7 @@ struct launch_shape {
     std::string  kernel; // its name in the source
     /*
      * The store_kind that the kernel is for, n_store_kinds: none. A source compiled with KC_ONLY_STORE=<store> has the
-     * kernels of one store and those of none, which takes an eighth of the time.
+     * kernels of one store and those of none: a cache has rows of one store or two.
      */
     uint32_t     store;
     uint32_t     n_threads; // of a threadgroup, one-dimensional: whole simdgroups of 32
