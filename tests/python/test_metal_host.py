@@ -1,4 +1,4 @@
-"""Metal's host code without a Mac: compiled with metal-cpp's headers, run on a fake device; the kernels' text as one."""
+"""Metal's host code without a Mac: compiled with metal-cpp's headers, run on a fake device; and the flattened text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"metal-cpp's headers: {headers.stderr.strip()[-500:]}")
     configure = ["cmake", "-G", "Ninja", "-S", ROOT / "tests" / "metal" / "host", "-B", BUILD]
     configure += [f"-DCMAKE_C_COMPILER={c}", f"-DCMAKE_CXX_COMPILER={cxx}", "-DLLAMA_CACHEGEN_SANITIZE=address"]
-    for command in (configure, ["ninja", "-C", BUILD, "test-metal-host", "test-metal-procs"]):
+    for command in (configure, ["ninja", "-C", BUILD, "test-metal-host", "test-metal-procs", "test-kernels-metal"]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return BUILD

@@ -29,8 +29,11 @@ NS::SharedPtr<MTL::Buffer> metal_memory::make_shared(uint64_t n_bytes, const cha
 
 NS::SharedPtr<MTL::Buffer> metal_memory::make_shared(const void * bytes, uint64_t n_bytes, const char * what) const {
     if (is_of_pages(bytes, n_bytes)) {
-        // Metal takes memory as its own here, and copies only read it
-        return owned(device_->newBuffer(bytes, n_bytes, MTL::ResourceStorageModeShared, nullptr), what);
+        const auto wrapped =
+            NS::TransferPtr(device_->newBuffer(bytes, n_bytes, MTL::ResourceStorageModeShared, nullptr));
+        if (wrapped.get() != nullptr) {
+            return wrapped;
+        } // else of several mappings, say
     }
     return owned(device_->newBuffer(bytes, n_bytes, MTL::ResourceStorageModeShared), what);
 }

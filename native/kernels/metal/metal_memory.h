@@ -26,8 +26,8 @@ class metal_memory {
     // A buffer that nothing else knows: zero bytes become 16, as there is no empty one.
     NS::SharedPtr<MTL::Buffer> make_private(uint64_t n_bytes, const char * what) const;
     NS::SharedPtr<MTL::Buffer> make_shared(uint64_t n_bytes, const char * what) const;
-    // one that holds what is in memory now. Memory of whole pages is not copied: it has to stay until the commands that
-    // use the buffer are done.
+    // One that holds what is in memory now. Memory of whole pages is not copied if Metal can have it as it is: it has
+    // to stay until the commands that use the buffer are done.
     NS::SharedPtr<MTL::Buffer> make_shared(const void * bytes, uint64_t n_bytes, const char * what) const;
 
     // from now on its addresses are known, and launches may use it; returns its first address

@@ -207,7 +207,7 @@ TEST(many_rows) {
     });
 }
 
-// memory of whole pages is not copied on its way
+// memory of whole pages is not copied on its way, but where Metal cannot have it
 TEST(whole_pages) {
     machine      here;
     const auto   page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -226,8 +226,20 @@ TEST(whole_pages) {
         CHECK(there == bytes(3 * page, 0x42));
         device.release(address);
     }
-    munmap(memory, 3 * page);
     here.check_and_free();
+    settings with;
+    with.fail_at = 2; // after the allocation
+    with_device(with, [&](kernels::metal_device & device) {
+        const uint64_t address = device.allocate(3 * page);
+        device.upload(address, memory, 3 * page);
+        CHECK(fake_metal::counted().n_failing > 2);
+        CHECK_EQ(fake_metal::counted().n_borrowed, uint64_t(0));
+        bytes there(3 * page);
+        device.download(there.data(), address, there.size());
+        CHECK(there == bytes(3 * page, 0x42));
+        device.release(address);
+    });
+    munmap(memory, 3 * page);
 }
 
 // What a graph does to a cache before and after stays before and after: the codec uses the graphs' queue.
@@ -437,6 +449,7 @@ TEST(failing_calls) {
                     has_failed = !one.succeeds(device, why);
                 }
                 here.check_and_free();
+                CHECK_EQ(has_failed, fake_metal::counted().n_failing >= at);
                 if (!has_failed) {
                     break;
                 }
