@@ -118,13 +118,13 @@ def flatten(path: Path, folders: list[Path]) -> str:
     return "\n".join(flattener.lines) + "\n"
 
 
-def as_string(text: str) -> str:
-    """A C++ expression: compilers bound the length of one literal."""
+def as_pieces(text: str) -> str:
+    """An array of C++ literals: compilers bound the length of one."""
     lines = text.splitlines(keepends=True)
     if ')msl"' in text:
         raise FlattenError('the text holds )msl"')
     pieces = ["".join(lines[at : at + LINES_A_LITERAL]) for at in range(0, len(lines), LINES_A_LITERAL)]
-    return "\n".join(f'R"msl({piece})msl"' for piece in pieces)
+    return "{\n" + "".join(f'R"msl({piece})msl",\n' for piece in pieces) + "nullptr }"
 
 
 def main() -> None:
@@ -136,10 +136,10 @@ def main() -> None:
     parser.add_argument("sources", type=Path, nargs="+")
     arguments = parser.parse_args()
     try:
-        texts = {path.stem: as_string(flatten(path, arguments.include)) for path in arguments.sources}
+        texts = {path.stem: as_pieces(flatten(path, arguments.include)) for path in arguments.sources}
     except (FlattenError, OSError) as error:
         raise SystemExit(f"flatten: {error}") from error
-    definitions = "\n".join(f"const char * const metal_text_{name} =\n{text};\n" for name, text in texts.items())
+    definitions = "\n".join(f"const char * const metal_text_{name}[] = {text};\n" for name, text in texts.items())
     head = '// Written by flatten.py.\n#include "metal_sources.h"\n\nnamespace kernels {\n\n'
     arguments.output.write_text(f"{head}{definitions}\n}} // namespace kernels\n", encoding="utf-8")
 

@@ -41,6 +41,6 @@ if (APPLE)
 endif()
 target_compile_features(cachegen-metal PUBLIC cxx_std_17)
 # metal-cpp declares functions that take blocks
-target_compile_options(cachegen-metal PUBLIC -fblocks)
+target_compile_options(cachegen-metal PUBLIC $<$<COMPILE_LANGUAGE:CXX>:-fblocks>)
 target_compile_options(cachegen-metal PRIVATE -Wall -Wextra -Wno-missing-field-initializers)
 set_target_properties(cachegen-metal PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)

@@ -65,8 +65,14 @@ metal_device::~metal_device() {
     } catch (const error &) {
         // what was waited for is done all the same
     }
+    // what goes with the members goes within a pool
     const autorelease_scope scope;
+    open_.take();
     drop_slots();
+    marks_[0].reset();
+    marks_[1].reset();
+    host_memory_.clear();
+    memory_.remove_all();
 }
 
 metal_device::commands_ptr metal_device::flush() {

@@ -13,11 +13,11 @@ using namespace cachegen;
 
 namespace {
 
-const char * text_of(metal_source source) {
+std::string text_of(metal_source source) {
     switch (source) {
-        case metal_source::decode: return metal_text_decode;
-        case metal_source::legacy: return metal_text_legacy;
-        default: return metal_text_encode;
+        case metal_source::decode: return joined(metal_text_decode);
+        case metal_source::legacy: return joined(metal_text_legacy);
+        default: return joined(metal_text_encode);
     }
 }
 

@@ -54,6 +54,11 @@ void metal_memory::remove(uint64_t address) {
     buffers_.erase(address);
 }
 
+void metal_memory::remove_all() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    buffers_.clear();
+}
+
 metal_place metal_memory::find(uint64_t address, uint64_t n_bytes) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto                        after = buffers_.upper_bound(address);

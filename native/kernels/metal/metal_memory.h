@@ -34,6 +34,7 @@ class metal_memory {
     uint64_t    add(const NS::SharedPtr<MTL::Buffer> & buffer);
     // 0 or unknown does nothing
     void        remove(uint64_t address);
+    void        remove_all();
     // of all of [address, address + n_bytes)
     metal_place find(uint64_t address, uint64_t n_bytes) const;
 

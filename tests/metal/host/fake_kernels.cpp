@@ -64,13 +64,13 @@ bool has_function(const std::string & text, const std::string & function) {
     if (only >= kernels::n_store_kinds) {
         objc::broken("store %u does not compile", only);
     }
-    const std::pair<kernels::metal_source, const char *> sources[] = {
+    const std::pair<kernels::metal_source, const char * const *> sources[] = {
         { kernels::metal_source::decode, kernels::metal_text_decode },
         { kernels::metal_source::legacy, kernels::metal_text_legacy },
         { kernels::metal_source::encode, kernels::metal_text_encode },
     };
     for (const auto & [source, of_source] : sources) {
-        if (rest == of_source) {
+        if (rest == kernels::joined(of_source)) {
             const auto names = kernels::kernel_names(source);
             return std::find(names.begin(), names.end(), function) != names.end() &&
                    store_of(function).value_or(only) == only;
