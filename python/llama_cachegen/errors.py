@@ -46,6 +46,7 @@ __all__ = [
     "StoreLockedError",
     "StoreLowDiskError",
     "StoreMissingError",
+    "StoreQueueFullError",
     "StoreReadOnlyError",
     "StoreVersionError",
     "TranscodeError",
@@ -171,6 +172,10 @@ class StoreLowDiskError(StoreReadOnlyError):
 
 class StoreFullError(StoreError):
     """The entry does not fit into the byte budget, even with all evicted that may be."""
+
+
+class StoreQueueFullError(StoreError):
+    """The store's thread has as much to save as its queue holds. Nothing was taken over."""
 
 
 class StoreChainError(StoreError):
