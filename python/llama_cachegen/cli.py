@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
-from . import bench_store, bench_store_restore, cli_codec, cli_files, cli_qualify, cli_store
+from . import bench_store, bench_store_restore, cli_codec, cli_files, cli_qualify, cli_store, cli_tiers
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
@@ -352,6 +352,8 @@ def bench_store_restores(
 
 
 bench.add_command(cli_codec.archives)
+for command in (cli_tiers.pull, cli_tiers.push, cli_tiers.tiers):
+    cli_store.store.add_command(command)
 cli.add_command(cli_store.store)
 cli.add_command(cli_codec.codec)
 cli.add_command(cli_files.inspect)

@@ -49,6 +49,13 @@ __all__ = [
     "StoreQueueFullError",
     "StoreReadOnlyError",
     "StoreVersionError",
+    "TierDamagedError",
+    "TierError",
+    "TierFullError",
+    "TierMissingError",
+    "TierSetupError",
+    "TierTimeoutError",
+    "TierUnavailableError",
     "TranscodeError",
     "UnknownFileError",
     "UnsupportedMemoryError",
@@ -196,6 +203,34 @@ class SegmentVersionError(SegmentError):
 
 class SegmentKeyError(SegmentError):
     """The segment's digests are keyed and the store's are not, or the reverse. It is kept."""
+
+
+class TierError(StoreError):
+    """A tier did not do what it was asked to. What the local store held it still holds."""
+
+
+class TierSetupError(TierError):
+    """A tier cannot be opened: its package is not installed, its address is none, or it refuses."""
+
+
+class TierMissingError(TierError):
+    """The tier answered that it has no such segment."""
+
+
+class TierUnavailableError(TierError):
+    """The tier could not be asked, or failed. Another attempt may succeed."""
+
+
+class TierTimeoutError(TierUnavailableError):
+    """There was no answer within the deadline. What comes later is dropped."""
+
+
+class TierFullError(TierError):
+    """The tier has no room for it, or takes nothing of that size."""
+
+
+class TierDamagedError(TierError):
+    """What the tier has under that name is not what it says it is, or not all of it."""
 
 
 class PageMismatchError(CachegenError):

@@ -20,13 +20,14 @@ from .segment import (
     Manifest,
     MeasuredError,
     PayloadFormat,
+    SegmentPrefix,
     check_payload_kind,
     encode_prefix,
     payload_digest,
     read_prefix,
 )
 
-__all__ = ["PayloadFacts", "Progress", "save"]
+__all__ = ["PayloadFacts", "Progress", "check_disk", "publish", "save"]
 
 _PIECE_BYTES = 1 << 24
 
@@ -74,8 +75,8 @@ def save(
     file_bytes = len(prefix) + payload.nbytes
     with core._mutex:
         n_evicted = make_room(core, file_bytes, {step.row.key for step in found.steps})
-        _check_disk(core, file_bytes)
-    _publish(core, manifest, prefix, payload, progress)
+        check_disk(core, file_bytes)
+    publish(core, manifest, prefix, payload, progress)
     checked = read_prefix(lambda n, offset: prefix[offset : offset + n], file_bytes, core._key)
     with core._mutex:
         core.counters.n_saves += 1
@@ -136,7 +137,7 @@ def _manifest(
     )
 
 
-def _pieces(prefix: bytes, payload: memoryview, progress: Progress | None) -> Iterator[bytes | memoryview]:
+def _pieces(prefix: bytes | memoryview, payload: memoryview, progress: Progress | None) -> Iterator[bytes | memoryview]:
     """The file's bytes in pieces; each is written when the next one is asked for."""
     n_total = len(prefix) + payload.nbytes
     n_done = len(prefix)
@@ -151,9 +152,18 @@ def _pieces(prefix: bytes, payload: memoryview, progress: Progress | None) -> It
         progress(n_done, n_total)
 
 
-def _publish(
-    core: StoreCore, manifest: Manifest, prefix: bytes, payload: memoryview, progress: Progress | None
+def publish(
+    core: StoreCore,
+    manifest: Manifest | SegmentPrefix,
+    prefix: bytes | memoryview,
+    payload: memoryview,
+    progress: Progress | None,
 ) -> None:
+    """Write a segment's file, all of it or nothing.
+
+    Raises:
+        StoreLowDiskError, StoreReadOnlyError, OSError: the system refuses.
+    """
     key = manifest.key
     files = core._files
     shard = f"{layout.SEGMENTS}/{layout.shard_of(key)}"
@@ -176,7 +186,8 @@ def _publish(
         raise
 
 
-def _check_disk(core: StoreCore, n_bytes: int) -> None:
+def check_disk(core: StoreCore, n_bytes: int) -> None:
+    """Raises StoreLowDiskError if so many bytes more would leave too little of the disk free."""
     free = core._files.free_bytes()
     if free - n_bytes < core.min_free_bytes:
         core.counters.n_refused += 1
