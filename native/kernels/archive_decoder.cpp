@@ -76,8 +76,9 @@ archive_decoder::archive_decoder(device & device, const void * metadata, uint64_
     const uint64_t cells   = constants.add(plan_.cells().data(), plan_.cells().size());
     const uint64_t n_units = uint64_t{ archive_.n_blocks + 1 } * archive_.head.n_planes;
 
-    limits_.shared_bytes  = device.shared_bytes();
-    limits_.decode_groups = device.decode_groups();
+    limits_.shared_bytes      = device.shared_bytes();
+    limits_.decode_groups     = device.decode_groups();
+    limits_.has_memory_tables = device.has_memory_tables();
     limits_.scratch_bytes =
         std::min(std::max(scratch_bytes, plan_.largest_scratch()), plan_.largest_scratch() * archive_.head.n_planes);
     plan_bytes_ = most_plan_bytes(archive_, plan_.needs_scratch(limits_));

@@ -87,8 +87,9 @@ uint64_t archive_encoder::encode(const cachegen_lcg3_plane * planes, const cache
 
 void archive_encoder::prepare(const lcg3::trained_page & page) {
     page_ = &page;
-    plan_ = std::make_unique<encode_plan>(
-        page, rows_, encode_limits{ device_.shared_bytes(), memory_limits_.pool_bytes, memory_limits_.output_bytes });
+    plan_ = std::make_unique<encode_plan>(page, rows_,
+                                          encode_limits{ device_.shared_bytes(), memory_limits_.pool_bytes,
+                                                         memory_limits_.output_bytes, device_.has_memory_tables() });
     if (plan_->planes().empty()) {
         return;
     }
@@ -155,15 +156,16 @@ void archive_encoder::start(uint64_t number) {
     if (wave.planes.empty()) {
         return;
     }
-    const uint64_t block  = number / n_plan_waves * plan_->blocks_a_wave();
-    uint8_t *      output = outputs_[number % n_outputs];
-    encode_buffers in     = buffers_;
-    in.planes             = at<const encode_plane>(planes_) + wave.first_job_plane;
-    in.wave_begin         = static_cast<uint32_t>(page_->n_exact_tokens + block * page_->block_tokens);
-    in.page_end           = page_->n_tokens;
-    in.block_tokens       = page_->block_tokens;
-    in.made               = reinterpret_cast<unit_made *>(output);
-    in.output             = output + output_begin_;
+    const uint64_t block   = number / n_plan_waves * plan_->blocks_a_wave();
+    uint8_t *      output  = outputs_[number % n_outputs];
+    encode_buffers in      = buffers_;
+    in.planes              = at<const encode_plane>(planes_) + wave.first_job_plane;
+    in.wave_begin          = static_cast<uint32_t>(page_->n_exact_tokens + block * page_->block_tokens);
+    in.page_end            = page_->n_tokens;
+    in.block_tokens        = page_->block_tokens;
+    const uint64_t address = device_.address_of(output);
+    in.made                = at<unit_made>(address);
+    in.output              = at<uint8_t>(address + output_begin_);
     device_.clear(reinterpret_cast<uint64_t>(in.cursors), sizeof(encode_cursors));
     for (const auto & launch : wave.launches) {
         in.groups = at<const group_job>(jobs_) + launch.first_job;

@@ -11,12 +11,12 @@ namespace kernels {
  * by 16 channels. The chunks of 4 channels are permuted so that lanes meet in no bank of shared memory.
  */
 template <int R> struct block_tile {
-    static constexpr int      n_values = 16; // of a lane
-    static constexpr int      tokens   = n_values / R;
-    static constexpr uint32_t lanes    = 2 * R; // that have a token
+    static KC_CONSTANT int      n_values = 16; // of a lane
+    static KC_CONSTANT int      tokens   = n_values / R;
+    static KC_CONSTANT uint32_t lanes    = 2 * R; // that have a token
     // floats from token to token, for the banks of strided reads
-    static constexpr uint32_t stride   = 32 * R + (R == 2 ? 4 : R == 4 ? 8 : 16);
-    static constexpr uint32_t bytes    = tokens * stride * 4;
+    static KC_CONSTANT uint32_t stride   = 32 * R + (R == 2 ? 4 : R == 4 ? 8 : 16);
+    static KC_CONSTANT uint32_t bytes    = tokens * stride * 4;
 };
 
 // where channel c of a token is, in floats
@@ -25,8 +25,8 @@ KC_FN uint32_t tile_index(uint32_t c) {
 }
 
 // one value a lane, group and token, to tokens [first, first + T) of a tile
-template <int R, int T>
-KC_FN void put_values(const kc_thread & me, KC_SHARED float * tile, uint32_t first, const float (&values)[R][T]) {
+template <int R, int T> KC_FN void put_values(const KC_PRIVATE kc_thread & me, KC_SHARED float * tile, uint32_t first,
+                                              const KC_PRIVATE float (&values)[R][T]) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         const uint32_t index = tile_index(32 * r + me.lane);
@@ -43,7 +43,8 @@ template <int R> KC_FN uint32_t segment_index(uint32_t lane, uint32_t quarter) {
     return lane / block_tile<R>::lanes * block_tile<R>::stride + (((4 * segment + quarter) ^ (segment & 7)) << 2);
 }
 
-template <int R> KC_FN void get_segment(const kc_thread & me, const KC_SHARED float * tile, float (&values)[16]) {
+template <int R>
+KC_FN void get_segment(const KC_PRIVATE kc_thread & me, const KC_SHARED float * tile, KC_PRIVATE float (&values)[16]) {
     KC_UNROLL
     for (int quarter = 0; quarter < 4; quarter++) {
         float four[4];
@@ -55,7 +56,8 @@ template <int R> KC_FN void get_segment(const kc_thread & me, const KC_SHARED fl
     }
 }
 
-template <int R> KC_FN void put_segment(const kc_thread & me, KC_SHARED float * tile, const float (&values)[16]) {
+template <int R>
+KC_FN void put_segment(const KC_PRIVATE kc_thread & me, KC_SHARED float * tile, const KC_PRIVATE float (&values)[16]) {
     KC_UNROLL
     for (int quarter = 0; quarter < 4; quarter++) {
         KC_SHARED float * const to = tile + segment_index<R>(me.lane, quarter);
@@ -71,7 +73,7 @@ template <int R> KC_FN uint32_t strided_index(uint32_t lane, int q, int k) {
 }
 
 // one stage of the butterflies on values `distance` apart
-KC_FN void rotate_stage(float (&values)[16], int distance) {
+KC_FN void rotate_stage(KC_PRIVATE float (&values)[16], int distance) {
     KC_UNROLL
     for (int i = 0; i < 16; i++) {
         if ((i & distance) == 0) {
@@ -85,8 +87,8 @@ KC_FN void rotate_stage(float (&values)[16], int distance) {
 
 // Rotate a tile by a Hadamard matrix every n_rot channels. All lanes have put their values and met; they have not met
 // after this.
-template <int R> KC_FN void rotate_block_tile(const kc_thread & me, KC_SHARED float * tile, uint32_t n_rot,
-                                              float factor, float (&values)[16]) {
+template <int R> KC_FN void rotate_block_tile(const KC_PRIVATE kc_thread & me, KC_SHARED float * tile, uint32_t n_rot,
+                                              float factor, KC_PRIVATE float (&values)[16]) {
     KC_UNROLL
     for (int i = 0; i < 16; i++) {
         values[i] *= factor;
@@ -123,7 +125,7 @@ template <int R> KC_FN void rotate_block_tile(const kc_thread & me, KC_SHARED fl
 }
 
 // value i, 0 to 31, of the block that a lane has a half of
-template <int R> KC_FN float tile_value(const kc_thread & me, const KC_SHARED float * tile, uint32_t i) {
+template <int R> KC_FN float tile_value(const KC_PRIVATE kc_thread & me, const KC_SHARED float * tile, uint32_t i) {
     const uint32_t segment = (me.lane % block_tile<R>::lanes & ~1u) + i / 16;
     const uint32_t chunk   = (4 * segment + i % 16 / 4) ^ (segment & 7);
     return tile[me.lane / block_tile<R>::lanes * block_tile<R>::stride + 4 * chunk + i % 4];
@@ -136,8 +138,8 @@ struct half_block {
 };
 
 // Blocks with an infinity or a NaN: see odd_block_q8_0().
-template <uint32_t STORE, int R>
-KC_FN void code_odd_block(const kc_thread & me, const KC_SHARED float * tile, half_block & block) {
+template <uint32_t STORE, int R> KC_FN void
+code_odd_block(const KC_PRIVATE kc_thread & me, const KC_SHARED float * tile, KC_PRIVATE half_block & block) {
     float largest = 0;
     float extreme = 0;
     for (uint32_t i = 0; i < 32; i++) {
@@ -163,8 +165,9 @@ KC_FN void code_odd_block(const kc_thread & me, const KC_SHARED float * tile, ha
     }
 }
 
-template <uint32_t STORE, int R> KC_FN void code_block(const kc_thread & me, const KC_SHARED float * tile,
-                                                       const float (&values)[16], half_block &       block) {
+template <uint32_t STORE, int R> KC_FN void code_block(const KC_PRIVATE kc_thread & me, const KC_SHARED float * tile,
+                                                       const KC_PRIVATE float (&values)[16],
+                                                       KC_PRIVATE half_block & block) {
     uint32_t largest = 0;
     KC_UNROLL
     for (int i = 0; i < 16; i++) {
@@ -221,8 +224,8 @@ struct block_image {
 };
 
 // W bytes: word i of the tokens, each of which has n_words
-template <uint32_t W>
-KC_FN void copy_word(const destination & dest, const block_image & image, uint32_t i, uint32_t n_words) {
+template <uint32_t W> KC_FN void copy_word(const KC_PRIVATE destination & dest, const KC_PRIVATE block_image & image,
+                                           uint32_t i, uint32_t n_words) {
     const uint32_t token = i / n_words;
     const uint32_t at    = (i - token * n_words) * W;
     const uint32_t cell  = image.cells[token];
@@ -243,8 +246,9 @@ KC_FN void copy_word(const destination & dest, const block_image & image, uint32
 }
 
 // all R blocks of each token
-template <uint32_t W, uint32_t TOKENS, uint32_t N_BYTES>
-KC_FN void copy_blocks(const kc_thread & me, const destination & dest, const block_image & image) {
+template <uint32_t W, uint32_t TOKENS, uint32_t N_BYTES> KC_FN void copy_blocks(const KC_PRIVATE kc_thread &   me,
+                                                                                const KC_PRIVATE destination & dest,
+                                                                                const KC_PRIVATE block_image & image) {
     constexpr uint32_t n_words = N_BYTES / W;
     KC_UNROLL
     for (uint32_t i = 0; i < TOKENS * n_words; i += 32) {
@@ -258,9 +262,9 @@ KC_FN void copy_blocks(const kc_thread & me, const destination & dest, const blo
  * Store the tile that all lanes have put their values into, after they have met. The destination has all R groups.
  * cells  IN  where each token goes; no_cell: nowhere
  */
-template <uint32_t STORE, int R> KC_FN void store_block_tile(const kc_thread & me, const destination & dest,
-                                                             uint32_t first_group, uint32_t n_rot, float factor,
-                                                             const KC_SHARED uint32_t * cells, KC_SHARED float * tile) {
+template <uint32_t STORE, int R>
+KC_FN void store_block_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE destination & dest, uint32_t first_group,
+                            uint32_t n_rot, float factor, const KC_SHARED uint32_t * cells, KC_SHARED float * tile) {
     constexpr uint32_t block_bytes  = STORE == store_q8_0 ? 34 : 18;
     constexpr uint32_t image_stride = (block_bytes * R + 7) / 8 * 8;
     float              values[16];
@@ -273,28 +277,28 @@ template <uint32_t STORE, int R> KC_FN void store_block_tile(const kc_thread & m
     kc_sync_group(); // the values have been used: the bytes take their place
     KC_SHARED uint8_t * const  image   = (KC_SHARED uint8_t *) tile;
     const uint32_t             segment = me.lane % block_tile<R>::lanes;
-    const uint32_t             half    = segment & 1;
+    const uint32_t             upper   = segment & 1;
     KC_SHARED uint8_t * const  to = image + me.lane / block_tile<R>::lanes * image_stride + segment / 2 * block_bytes;
     KC_SHARED uint16_t * const codes = (KC_SHARED uint16_t *) (to + 2);
-    if (half == 0) {
+    if (upper == 0) {
         *(KC_SHARED uint16_t *) to = (uint16_t) block.scale_bits;
     }
     if (STORE == store_q8_0) {
         KC_UNROLL
         for (int i = 0; i < 4; i++) {
-            codes[8 * half + 2 * i]     = (uint16_t) block.codes[i];
-            codes[8 * half + 2 * i + 1] = (uint16_t) (block.codes[i] >> 16);
+            codes[8 * upper + 2 * i]     = (uint16_t) block.codes[i];
+            codes[8 * upper + 2 * i + 1] = (uint16_t) (block.codes[i] >> 16);
         }
     } else {
         // byte i: value i, and value i + 16 above it; each half of the block makes 8 bytes
         KC_UNROLL
         for (int i = 0; i < 2; i++) {
-            const uint32_t kept         = half == 0 ? block.codes[i] : block.codes[2 + i];
-            const uint32_t given        = half == 0 ? block.codes[2 + i] : block.codes[i];
-            const uint32_t taken        = kc_shuffle_xor(given, 1);
-            const uint32_t bytes        = half == 0 ? kept | taken << 4 : taken | kept << 4;
-            codes[4 * half + 2 * i]     = (uint16_t) bytes;
-            codes[4 * half + 2 * i + 1] = (uint16_t) (bytes >> 16);
+            const uint32_t kept          = upper == 0 ? block.codes[i] : block.codes[2 + i];
+            const uint32_t given         = upper == 0 ? block.codes[2 + i] : block.codes[i];
+            const uint32_t taken         = kc_shuffle_xor(given, 1);
+            const uint32_t bytes         = upper == 0 ? kept | taken << 4 : taken | kept << 4;
+            codes[4 * upper + 2 * i]     = (uint16_t) bytes;
+            codes[4 * upper + 2 * i + 1] = (uint16_t) (bytes >> 16);
         }
     }
     kc_sync_group();

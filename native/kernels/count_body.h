@@ -12,7 +12,8 @@ namespace kernels {
  *                    symbol before; with classes: [models][classes][n_symbols], how often each symbol follows each
  * class
  */
-template <uint32_t SOURCE, int R> KC_FN void count_kernel(const kc_thread & me, const encode_buffers & in) {
+template <uint32_t SOURCE, int R>
+KC_FN void count_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in) {
     constexpr int  T           = R >= 4 ? 2 : R == 2 ? 4 : 8;
     const uint32_t n_symbols   = in.set.n_symbols;
     const bool     has_classes = in.class_of != nullptr;

@@ -28,8 +28,8 @@ KC_FN float scale_of(uint32_t bits, uint32_t scale_type) {
 }
 
 // the scales and cells of tokens [first_row, first_row + 32) of a unit
-KC_FN void load_tokens(const kc_thread & me, const launch_buffers & in, const KC_GLOBAL unit_job & unit,
-                       uint32_t first_row, KC_SHARED token_scratch & scratch) {
+KC_FN void load_tokens(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                       const KC_GLOBAL unit_job & unit, uint32_t first_row, KC_SHARED token_scratch & scratch) {
     const uint32_t row       = first_row + me.lane;
     const bool     is_there  = row < unit.n_rows;
     const bool     is_wanted = row >= unit.first_row && row < unit.end_row;
@@ -49,9 +49,10 @@ KC_FN void load_tokens(const kc_thread & me, const launch_buffers & in, const KC
  * are more than 32 symbols, and lane s has two of them.
  */
 template <int R, int T, bool IS_WIDE>
-KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, uint32_t first_group,
-                              const float (&levels)[2], const float (&scales)[T], const uint32_t (&cells)[T],
-                              const uint32_t (&halves)[R][T]) {
+KC_FN void store_fp16_symbols(const KC_PRIVATE kc_thread & me, const KC_PRIVATE destination & dest,
+                              uint32_t first_group, const KC_PRIVATE float (&levels)[2],
+                              const KC_PRIVATE float (&scales)[T], const KC_PRIVATE uint32_t (&cells)[T],
+                              const KC_PRIVATE uint32_t (&halves)[R][T]) {
     const uint32_t            channel = first_group * 32 + me.lane;
     KC_GLOBAL uint8_t * const column  = dest.data + 2 * (uint64_t) channel;
     KC_UNROLL
@@ -73,8 +74,9 @@ KC_FN void store_fp16_symbols(const kc_thread & me, const destination & dest, ui
 }
 
 // what the symbols of a tile stand for; levels: of the symbols me.lane and me.lane + 32
-template <int R, int T, bool IS_WIDE> KC_FN void values_of(const float (&levels)[2], const float (&scales)[T],
-                                                           const uint32_t (&halves)[R][T], float (&values)[R][T]) {
+template <int R, int T, bool IS_WIDE>
+KC_FN void values_of(const KC_PRIVATE float (&levels)[2], const KC_PRIVATE float (&scales)[T],
+                     const KC_PRIVATE uint32_t (&halves)[R][T], KC_PRIVATE float (&values)[R][T]) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         KC_UNROLL
@@ -92,8 +94,8 @@ template <int R, int T, bool IS_WIDE> KC_FN void values_of(const float (&levels)
 
 // The shared memory of a group of lanes, without its rings. Blocks of several groups a lane go through tiles.
 template <uint32_t STORE, int R> struct lane_shape {
-    static constexpr bool     has_tiles = (STORE == store_q8_0 || STORE == store_q4_0) && R > 1;
-    static constexpr uint32_t bytes     = sizeof(token_scratch) + (has_tiles ? block_tile<R>::bytes : 0);
+    static KC_CONSTANT bool     has_tiles = (STORE == store_q8_0 || STORE == store_q4_0) && R > 1;
+    static KC_CONSTANT uint32_t bytes     = sizeof(token_scratch) + (has_tiles ? block_tile<R>::bytes : 0);
 };
 
 // the shared memory of a group of lanes
@@ -108,10 +110,11 @@ struct lane_memory {
  * levels  IN  of the symbols me.lane and me.lane + 32
  * With F16 rows and R 1 there is no rotation.
  */
-template <uint32_t STORE, int R, bool IS_WIDE>
-KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const kc_shared & table,
-                         const float (&levels)[2], const KC_GLOBAL unit_job & unit, uint32_t unit_index,
-                         uint32_t first_group, const lane_memory & memory) {
+template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
+KC_FN void decode_groups(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                         const KC_PRIVATE Table &   table, const KC_PRIVATE float (&levels)[2],
+                         const KC_GLOBAL unit_job & unit, uint32_t unit_index, uint32_t first_group,
+                         const KC_PRIVATE lane_memory & memory) {
     constexpr int      T     = tiling<R>::tokens;
     const bucket_shape shape = shape_of(in.set);
     lane_streams<R>    streams;
@@ -165,7 +168,8 @@ KC_FN void decode_groups(const kc_thread & me, const launch_buffers & in, const 
 }
 
 // the set's table for the whole workgroup; it begins at a multiple of a distribution's 512 bytes
-KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table) {
+KC_FN void load_table(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                      KC_SHARED table_entry * table) {
     for (uint32_t i = me.id; i < in.set.n_entries; i += 32 * me.n_groups) {
         table[i] = in.table[i];
     }
@@ -173,25 +177,37 @@ KC_FN void load_table(const kc_thread & me, const launch_buffers & in, KC_SHARED
 }
 
 /*
- * The kernel: groups of lanes take jobs in turn.
- * table  OUT in.set.n_entries
+ * Groups of lanes take jobs in turn.
+ * table  IN  the set's, wherever it is
  * rings  OUT R rings a group of lanes, at a multiple of a ring's size
  * lanes  OUT lane_shape's bytes a group of lanes, at a multiple of 16
  */
-template <uint32_t STORE, int R, bool IS_WIDE>
-KC_FN void decode_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED table_entry * table,
-                         KC_SHARED uint8_t * rings, KC_SHARED uint8_t * lanes) {
-    load_table(me, in, table);
-    const kc_shared           shared    = kc_shared_at(table);
+template <uint32_t STORE, int R, bool IS_WIDE, typename Table>
+KC_FN void decode_jobs(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                       const KC_PRIVATE Table & table, KC_SHARED uint8_t * rings, KC_SHARED uint8_t * lanes) {
     const float               levels[2] = { kc_float(in.values[me.lane]), kc_float(in.values[me.lane + 32]) };
     KC_SHARED uint8_t * const own       = lanes + me.group * lane_shape<STORE, R>::bytes;
     const lane_memory         memory = { rings + me.group * R * tiling<R>::ring_bytes, (KC_SHARED token_scratch *) own,
                                          (KC_SHARED float *) (own + sizeof(token_scratch)) };
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         const uint32_t index = in.groups[i].unit;
-        decode_groups<STORE, R, IS_WIDE>(me, in, shared, levels, in.units[index], index, in.groups[i].first_group,
+        decode_groups<STORE, R, IS_WIDE>(me, in, table, levels, in.units[index], index, in.groups[i].first_group,
                                          memory);
     }
+}
+
+/*
+ * The kernel, with the set's table in shared memory.
+ * table  OUT in.set.n_entries
+ * rings  OUT R rings a group of lanes, at a multiple of a ring's size
+ * lanes  OUT lane_shape's bytes a group of lanes, at a multiple of 16
+ */
+template <uint32_t STORE, int R, bool IS_WIDE>
+KC_FN void decode_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                         KC_SHARED table_entry * table, KC_SHARED uint8_t * rings, KC_SHARED uint8_t * lanes) {
+    load_table(me, in, table);
+    const kc_shared shared = kc_shared_at(table);
+    decode_jobs<STORE, R, IS_WIDE>(me, in, shared, rings, lanes);
 }
 
 } // namespace kernels

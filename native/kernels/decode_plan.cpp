@@ -89,8 +89,11 @@ bool decode_plan::is_fused(const wanted_plane & wanted, const device_limits & li
         return false;
     }
     const uint32_t store       = store_of(destinations_[wanted.plane].rows);
-    const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
     const uint64_t group_bytes = decode_group_bytes(store, n_side_of(store, from != to ? rotation : 0));
+    if (limits.has_memory_tables) {
+        return group_bytes <= limits.shared_bytes;
+    }
+    const uint64_t table_bytes = uint64_t{ sets_[plane.set].shape.n_entries } * sizeof(table_entry);
     return spare_bytes + table_bytes + limits.decode_groups * group_bytes <= limits.shared_bytes;
 }
 

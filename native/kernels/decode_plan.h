@@ -39,10 +39,11 @@ struct part_plan {
 
 // What a launch can use of the device.
 struct device_limits {
-    uint64_t shared_bytes;  // of a workgroup
-    uint32_t decode_groups; // of lanes, in a workgroup that decodes, at least
-    uint64_t scratch_bytes; // for native rows, at least largest_scratch()
-    uint64_t scratch;       // its address
+    uint64_t shared_bytes;              // of a workgroup
+    uint32_t decode_groups;             // of lanes, in a workgroup that decodes, at least
+    uint64_t scratch_bytes;             // for native rows, at least largest_scratch()
+    uint64_t scratch;                   // its address
+    bool     has_memory_tables = false; // of the device
 };
 
 class decode_plan {

@@ -17,6 +17,12 @@ class device {
     virtual uint64_t shared_bytes() const  = 0;
     // groups of lanes in a workgroup that decodes, at least
     virtual uint32_t decode_groups() const = 0;
+    // Launches whose set's table does not fit into shared memory beside its groups read it where it is, and have as few
+    // groups as the rest needs.
+    virtual bool     has_memory_tables() const { return false; }
+
+    // where launches find memory of allocate_host()
+    virtual uint64_t address_of(const uint8_t * memory) const { return reinterpret_cast<uint64_t>(memory); }
 
     // memory on the device; nobody else uses it until it is released
     virtual uint64_t allocate(uint64_t n_bytes)                = 0;
@@ -55,8 +61,8 @@ class device {
     virtual uint64_t  device_slot_bytes() const                                                        = 0;
 
     /*
-     * For the encoder: memory of the host at a multiple of 16 that launches write to, by the same address. Nobody else
-     * uses it until it is released.
+     * For the encoder: memory of the host at a multiple of 16 that launches write to, by address_of(). Nobody else uses
+     * it until it is released.
      */
     virtual uint8_t * allocate_host(uint64_t n_bytes)                                        = 0;
     virtual void      release_host(uint8_t * memory)                                         = 0;

@@ -6,10 +6,10 @@
 
 namespace kernels {
 
-constexpr uint32_t piece_words = chunk_words / 2; // written to the pool at a time, by 32 lanes of 16 bytes
+KC_CONSTANT uint32_t piece_words = chunk_words / 2; // written to the pool at a time, by 32 lanes of 16 bytes
 
 template <int R> struct encode_tiling {
-    static constexpr int tokens = R == 1 ? 4 : R == 8 ? 1 : 2; // a tile's words fit into a piece
+    static KC_CONSTANT int tokens = R == 1 ? 4 : R == 8 ? 1 : 2; // a tile's words fit into a piece
 };
 
 // R adjacent groups in the middle of their streams, which grow towards their begins
@@ -31,10 +31,10 @@ struct token_window {
     uint32_t value;
 };
 
-template <uint32_t SOURCE, int R, int T> KC_FN void load_rows(const kc_thread & me, const encode_buffers & in,
-                                                              const encode_plane & plane, const block_rows & rows,
-                                                              uint32_t first_group, uint32_t first_row,
-                                                              token_window & cells, raw_tile<R, T> & raw) {
+template <uint32_t SOURCE, int R, int T>
+KC_FN void load_rows(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                     const KC_PRIVATE encode_plane & plane, const KC_PRIVATE block_rows & rows, uint32_t first_group,
+                     uint32_t first_row, KC_PRIVATE token_window & cells, KC_PRIVATE raw_tile<R, T> & raw) {
     if (cells.first != (first_row & ~31u)) {
         cells.first        = first_row & ~31u;
         const uint32_t row = cells.first + me.lane;
@@ -51,9 +51,10 @@ template <uint32_t SOURCE, int R, int T> KC_FN void load_rows(const kc_thread & 
 
 // a tile's symbols, 8 bits each
 template <uint32_t SOURCE, int R, int T>
-KC_FN void quantize_rows(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
-                         const block_rows & rows, uint32_t first_group, uint32_t first_row, float centre,
-                         token_window & factors, const raw_tile<R, T> & raw, uint32_t (&symbols)[R]) {
+KC_FN void quantize_rows(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                         const KC_PRIVATE encode_plane & plane, const KC_PRIVATE block_rows & rows,
+                         uint32_t first_group, uint32_t first_row, float centre, KC_PRIVATE token_window & factors,
+                         const KC_PRIVATE raw_tile<R, T> & raw, KC_PRIVATE uint32_t (&symbols)[R]) {
     if (factors.first != (first_row & ~31u)) {
         factors.first        = first_row & ~31u;
         const uint32_t row   = factors.first + me.lane;
@@ -76,9 +77,9 @@ KC_FN void quantize_rows(const kc_thread & me, const encode_buffers & in, const 
     }
 }
 
-// the shared memory of a workgroup
-struct encode_tables {
-    kc_shared entries; // of the set
+// what a workgroup looks up. Entries: kc_shared, or memory_table
+template <typename Entries> struct encode_tables {
+    Entries   entries; // of the set
     kc_shared class_of;
 };
 
@@ -89,10 +90,11 @@ template <int R, int T> struct tile_entries {
 };
 
 // symbols: of the tile that begins with a block's row first_row; before: of the tile before it
-template <int R, int T> KC_FN void look_up(const encode_buffers & in, const encode_tables & tables,
-                                           const word_streams<R> & streams, uint32_t first_row,
-                                           const uint32_t (&symbols)[R], const uint32_t (&before)[R],
-                                           tile_entries<R, T> & found) {
+template <int R, int T, typename Entries>
+KC_FN void look_up(const KC_PRIVATE encode_buffers & in, const KC_PRIVATE encode_tables<Entries> & tables,
+                   const KC_PRIVATE word_streams<R> & streams, uint32_t first_row,
+                   const KC_PRIVATE uint32_t (&symbols)[R], const KC_PRIVATE uint32_t (&before)[R],
+                   KC_PRIVATE tile_entries<R, T> & found) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         KC_UNROLL
@@ -110,8 +112,9 @@ template <int R, int T> KC_FN void look_up(const encode_buffers & in, const enco
 }
 
 // one token of group r. is_active: the lane is a channel
-template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffers & in, bool is_active,
-                                        encode_entry entry, uint32_t first_slot, word_streams<R> & streams, int r) {
+template <int R> KC_FN void encode_step(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                                        bool is_active, encode_entry entry, uint32_t first_slot,
+                                        KC_PRIVATE word_streams<R> & streams, int r) {
     const uint32_t frequency  = (uint32_t) (entry >> 32) & 0xffff;
     uint32_t       state      = streams.state[r];
     const bool     gives_word = is_active && state >> 22 >= frequency;
@@ -135,9 +138,9 @@ template <int R> KC_FN void encode_step(const kc_thread & me, const encode_buffe
     streams.state[r]    = quotient << 10 | kc_read_only(in.slots + slot);
 }
 
-template <int R, int T, bool IS_WHOLE> KC_FN void encode_tile(const kc_thread & me, const encode_buffers & in,
-                                                              uint32_t n_tokens, const tile_entries<R, T> & found,
-                                                              word_streams<R> & streams) {
+template <int R, int T, bool IS_WHOLE>
+KC_FN void encode_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in, uint32_t n_tokens,
+                       const KC_PRIVATE tile_entries<R, T> & found, KC_PRIVATE word_streams<R> & streams) {
     KC_UNROLL
     for (int t = T - 1; t >= 0; t--) {
         if (IS_WHOLE || (uint32_t) t < n_tokens) {
@@ -150,10 +153,10 @@ template <int R, int T, bool IS_WHOLE> KC_FN void encode_tile(const kc_thread & 
 }
 
 // write the next piece of group r's ring to the pool, whole or not
-template <int R>
-KC_FN void write_piece(const kc_thread & me, const encode_buffers & in, word_streams<R> & streams, int r) {
-    const uint32_t half = streams.n_written[r] / piece_words & 1;
-    if (half == 0) {
+template <int R> KC_FN void write_piece(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                                        KC_PRIVATE word_streams<R> & streams, int r) {
+    const uint32_t piece = streams.n_written[r] / piece_words & 1;
+    if (piece == 0) {
         uint32_t chunk = 0;
         if (me.lane == 0) {
             chunk = kc_atomic_add(&in.cursors->n_chunks, 1);
@@ -167,7 +170,7 @@ KC_FN void write_piece(const kc_thread & me, const encode_buffers & in, word_str
     }
     kc_sync_group(); // the words are there
     if (!streams.is_full) {
-        const uint32_t                   offset = chunk_bytes / 2 * (1 - half) + 16 * me.lane;
+        const uint32_t                   offset = chunk_bytes / 2 * (1 - piece) + 16 * me.lane;
         const KC_SHARED uint32_t * const from =
             (const KC_SHARED uint32_t *) ((const KC_SHARED uint8_t *) (streams.rings + r * chunk_words) + offset);
         kc_write_16(in.pool + (uint64_t) streams.chunk[r] * chunk_bytes + offset, from[0], from[1], from[2], from[3]);
@@ -176,8 +179,9 @@ KC_FN void write_piece(const kc_thread & me, const encode_buffers & in, word_str
     streams.n_written[r] += piece_words;
 }
 
-template <int R> KC_FN void open_words(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
-                                       uint32_t first_group, KC_SHARED uint16_t * rings, word_streams<R> & streams) {
+template <int R> KC_FN void open_words(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                                       const KC_PRIVATE encode_plane & plane, uint32_t first_group,
+                                       KC_SHARED uint16_t * rings, KC_PRIVATE word_streams<R> & streams) {
     streams.is_full     = false;
     streams.rings       = rings;
     streams.ring_memory = kc_shared_at(rings);
@@ -194,8 +198,9 @@ template <int R> KC_FN void open_words(const kc_thread & me, const encode_buffer
     }
 }
 
-template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
-                                        uint32_t first_group, word_streams<R> & streams) {
+template <int R> KC_FN void close_words(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                                        const KC_PRIVATE encode_plane & plane, uint32_t first_group,
+                                        KC_PRIVATE word_streams<R> & streams) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         if (!streams.is_full && streams.n_words[r] > streams.n_written[r]) {
@@ -220,9 +225,10 @@ template <int R> KC_FN void close_words(const kc_thread & me, const encode_buffe
  * Encode R adjacent groups of a block, from its last token to the first. While a tile is encoded, the one before has
  * been quantised, since its last symbols are context, and the values of the one before that are on their way.
  */
-template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me, const encode_buffers & in,
-                                                           const encode_tables & tables, const encode_plane & plane,
-                                                           uint32_t first_group, KC_SHARED uint16_t * rings) {
+template <uint32_t SOURCE, int R, typename Entries>
+KC_FN void encode_groups(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                         const KC_PRIVATE encode_tables<Entries> & tables, const KC_PRIVATE encode_plane & plane,
+                         uint32_t first_group, KC_SHARED uint16_t * rings) {
     constexpr int    T      = encode_tiling<R>::tokens;
     const block_rows rows   = rows_of(in, plane);
     const float      centre = (float) (in.set.n_symbols / 2);
@@ -280,26 +286,41 @@ template <uint32_t SOURCE, int R> KC_FN void encode_groups(const kc_thread & me,
 }
 
 /*
- * The kernel: groups of lanes take jobs in turn.
+ * Groups of lanes take jobs in turn.
  * rings     OUT R x chunk_words a group of lanes
- * table     OUT in.set.n_entries
- * class_of  OUT 64
  */
-template <uint32_t SOURCE, int R> KC_FN void encode_kernel(const kc_thread & me, const encode_buffers & in,
-                                                           KC_SHARED uint16_t * rings, KC_SHARED encode_entry * table,
-                                                           KC_SHARED uint8_t * class_of) {
-    for (uint32_t i = me.id; i < in.set.n_entries; i += 32 * me.n_groups) {
-        table[i] = in.table[i];
-    }
-    for (uint32_t i = me.id; i < 64; i += 32 * me.n_groups) {
-        class_of[i] = in.class_of[i];
-    }
-    kc_sync();
-    const encode_tables tables = { kc_shared_at(table), kc_shared_at(class_of) };
+template <uint32_t SOURCE, int R, typename Entries>
+KC_FN void encode_jobs(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                       const KC_PRIVATE encode_tables<Entries> & tables, KC_SHARED uint16_t * rings) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
         const encode_plane plane = in.planes[in.groups[i].unit];
         encode_groups<SOURCE, R>(me, in, tables, plane, in.groups[i].first_group, rings + me.group * R * chunk_words);
     }
+}
+
+KC_FN void load_classes(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                        KC_SHARED uint8_t * class_of) {
+    for (uint32_t i = me.id; i < 64; i += 32 * me.n_groups) {
+        class_of[i] = in.class_of[i];
+    }
+    kc_sync();
+}
+
+/*
+ * The kernel, with the set's table in shared memory.
+ * rings     OUT R x chunk_words a group of lanes
+ * table     OUT in.set.n_entries
+ * class_of  OUT 64
+ */
+template <uint32_t SOURCE, int R>
+KC_FN void encode_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                         KC_SHARED uint16_t * rings, KC_SHARED encode_entry * table, KC_SHARED uint8_t * class_of) {
+    for (uint32_t i = me.id; i < in.set.n_entries; i += 32 * me.n_groups) {
+        table[i] = in.table[i];
+    }
+    load_classes(me, in, class_of);
+    const encode_tables<kc_shared> tables = { kc_shared_at(table), kc_shared_at(class_of) };
+    encode_jobs<SOURCE, R>(me, in, tables, rings);
 }
 
 } // namespace kernels

@@ -6,23 +6,23 @@
 namespace kernels {
 
 // the words of a group lie in pieces of this size, linked from the stream's begin to its end
-constexpr uint32_t chunk_bytes = 1024;
-constexpr uint32_t chunk_words = chunk_bytes / 2;
-constexpr uint32_t no_chunk    = 0xffffffffu;
+KC_CONSTANT uint32_t chunk_bytes = 1024;
+KC_CONSTANT uint32_t chunk_words = chunk_bytes / 2;
+KC_CONSTANT uint32_t no_chunk    = 0xffffffffu;
 
 // instead of a token's scale, whose bit patterns are smaller
-constexpr uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
-constexpr uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
+KC_CONSTANT uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
+KC_CONSTANT uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
 
 // groups of lanes of a workgroup that encodes: always, and where 32 lanes have one or two groups at a time
-constexpr uint32_t encode_groups_a_workgroup     = 8;
-constexpr uint32_t max_encode_groups_a_workgroup = 16;
+KC_CONSTANT uint32_t encode_groups_a_workgroup     = 8;
+KC_CONSTANT uint32_t max_encode_groups_a_workgroup = 16;
 
 // of a stretch of a sample, at most
-constexpr uint32_t sample_tokens = 32;
+KC_CONSTANT uint32_t sample_tokens = 32;
 
 // tokens that 32 lanes find the scales of
-constexpr uint32_t scale_tokens = 8;
+KC_CONSTANT uint32_t scale_tokens = 8;
 
 // A lossy plane in one of the blocks of a wave; indexes are the same for all waves.
 struct encode_plane {
@@ -30,7 +30,6 @@ struct encode_plane {
     uint32_t stride;      // bytes from row to row; transposed: from channel to channel
     uint32_t first_token; // of the page: the plane begins with it
     uint32_t cells;       // index of the cell of its first token
-    uint32_t block_token; // of the wave's tokens: the block begins with it
     uint32_t n_channels;
     uint32_t n_groups;
     uint32_t models;   // index of its model numbers
@@ -42,6 +41,8 @@ struct encode_plane {
     uint32_t is_fp16;         // the source's numbers are F16
     uint32_t rotation;        // to be undone, 0 for none
     float    rotation_factor; // 1 / sqrt of it
+    uint32_t block_token;     // of the wave's tokens: the block begins with it
+    uint32_t reserved;        // 0
 };
 
 // The shape of a symbol set's encoding tables.
@@ -83,35 +84,35 @@ struct encode_cursors {
 
 // All that a launch of a wave reads and writes.
 struct encode_buffers {
-    const encode_plane * planes;      // of the wave
-    const group_job *    groups;      // of the launch: `unit` is a plane's number in the wave
-    uint32_t             n_jobs;      // of the launch: groups, tiles of tokens, or planes
-    uint32_t             wave_begin;   // token of the page with which the wave's first block begins
-    uint32_t             page_end;     // tokens of the page
-    uint32_t             block_tokens; // of all blocks but the page's last
-    const uint32_t *     cells;
-    const uint8_t *      models;
+    const KC_GLOBAL encode_plane * planes;       // of the wave
+    const KC_GLOBAL group_job *    groups;       // of the launch: `unit` is a plane's number in the wave
+    uint32_t                       n_jobs;       // of the launch: groups, tiles of tokens, or planes
+    uint32_t                       wave_begin;   // token of the page with which the wave's first block begins
+    uint32_t                       page_end;     // tokens of the page
+    uint32_t                       block_tokens; // of all blocks but the page's last
+    const KC_GLOBAL uint32_t *     cells;
+    const KC_GLOBAL uint8_t *      models;
     // the set of an encoding launch
-    encode_set_shape     set;
-    const encode_entry * table;
-    const uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
-    const uint8_t *      class_of; // 64; counting symbols without a context: NULL
-    uint32_t *           counts;   // counting: see count_kernel()
+    encode_set_shape               set;
+    const KC_GLOBAL encode_entry * table;
+    const KC_GLOBAL uint16_t *     slots;    // 1,024 a distribution, by symbol and rank
+    const KC_GLOBAL uint8_t *      class_of; // 64; counting symbols without a context: NULL
+    KC_GLOBAL uint32_t *           counts;   // counting: see count_kernel()
     // between the launches
-    uint32_t *           scales;
-    uint32_t *           n_words;     // of each group; no_chunk: there was no room
-    uint32_t *           first_chunk; // of each group: of the stream's begin, the last one taken
-    uint32_t *           first_word;  // of each group, in its unit
-    uint32_t *           states;      // of each channel
-    unit_place *         places;      // of each plane
-    encode_cursors *     cursors;
-    uint8_t *            pool; // n_pool chunks
-    uint32_t *           next_chunk;
-    uint32_t             n_pool;
+    KC_GLOBAL uint32_t *           scales;
+    KC_GLOBAL uint32_t *           n_words;     // of each group; no_chunk: there was no room
+    KC_GLOBAL uint32_t *           first_chunk; // of each group: of the stream's begin, the last one taken
+    KC_GLOBAL uint32_t *           first_word;  // of each group, in its unit
+    KC_GLOBAL uint32_t *           states;      // of each channel
+    KC_GLOBAL unit_place *         places;      // of each plane
+    KC_GLOBAL encode_cursors *     cursors;
+    KC_GLOBAL uint8_t *            pool; // n_pool chunks
+    KC_GLOBAL uint32_t *           next_chunk;
+    uint32_t                       n_pool;
     // in the host's memory
-    unit_made *          made;
-    uint8_t *            output; // at a multiple of 16
-    uint32_t             n_output;
+    KC_GLOBAL unit_made *          made;
+    KC_GLOBAL uint8_t *            output; // at a multiple of 16
+    uint32_t                       n_output;
 };
 
 } // namespace kernels

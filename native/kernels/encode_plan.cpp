@@ -145,6 +145,9 @@ bool encode_plan::can_encode(uint32_t p, const cachegen_rows & rows, const encod
     if (of_plane.pool_bytes > limits.pool_bytes || of_plane.output_bytes > limits.output_bytes) {
         return false;
     }
+    if (limits.has_memory_tables) {
+        return encode_shared_bytes({}, side_of(rotation_of(record))) / encode_groups_a_workgroup <= limits.shared_bytes;
+    }
     const uint64_t table_bytes = plane.encoder->symbols.size() * sizeof(encode_entry);
     return table_bytes + encode_shared_bytes({}, side_of(rotation_of(record))) <= limits.shared_bytes;
 }

@@ -40,9 +40,10 @@ struct encode_wave {
 
 // What the encoder may use.
 struct encode_limits {
-    uint64_t shared_bytes; // of a workgroup
-    uint64_t pool_bytes;   // of the device's memory, for words
-    uint64_t output_bytes; // of the host's memory, for the units of a wave
+    uint64_t shared_bytes;              // of a workgroup
+    uint64_t pool_bytes;                // of the device's memory, for words
+    uint64_t output_bytes;              // of the host's memory, for the units of a wave
+    bool     has_memory_tables = false; // of the device
 };
 
 // What the largest wave needs.
@@ -119,8 +120,7 @@ inline uint32_t side_of(uint32_t rotation) {
 // shared memory of a workgroup that encodes with a set
 inline uint64_t encode_shared_bytes(const encode_set_shape & set, uint32_t n_side,
                                     uint32_t n_groups = encode_groups_a_workgroup) {
-    return uint64_t{ n_groups } * n_side * chunk_bytes +
-           uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
+    return uint64_t{ n_groups } * n_side * chunk_bytes + uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
 }
 
 } // namespace kernels

@@ -7,7 +7,7 @@
 namespace kernels {
 
 // the sum of the lanes' values up to this lane's
-KC_FN uint32_t sum_up_to(const kc_thread & me, uint32_t value) {
+KC_FN uint32_t sum_up_to(const KC_PRIVATE kc_thread & me, uint32_t value) {
     for (uint32_t distance = 1; distance < 32; distance *= 2) {
         const uint32_t lower = kc_shuffle(value, (me.lane - distance) & 31);
         value += me.lane >= distance ? lower : 0;
@@ -21,7 +21,7 @@ struct scale_range {
     uint32_t odd_row; // the first row without a scale, n if there is none
 };
 
-KC_FN scale_range range_of(const kc_thread & me, const uint32_t * scales, uint32_t n) {
+KC_FN scale_range range_of(const KC_PRIVATE kc_thread & me, const KC_GLOBAL uint32_t * scales, uint32_t n) {
     uint32_t    most     = 0;
     uint32_t    inverted = 0;
     scale_range range    = { 0, 0, n };
@@ -46,7 +46,8 @@ KC_FN scale_range range_of(const kc_thread & me, const uint32_t * scales, uint32
 }
 
 // word `index` of n scales packed
-KC_FN uint32_t packed_scales(const uint32_t * scales, uint32_t n, const scale_range & range, uint32_t index) {
+KC_FN uint32_t packed_scales(const KC_GLOBAL uint32_t * scales, uint32_t n, const KC_PRIVATE scale_range & range,
+                             uint32_t index) {
     const uint32_t begin = 32 * index;
     uint32_t       word  = 0;
     for (uint32_t i = begin / range.n_bits; i < n && i * range.n_bits < begin + 32; i++) {
@@ -58,7 +59,8 @@ KC_FN uint32_t packed_scales(const uint32_t * scales, uint32_t n, const scale_ra
 }
 
 // of groups [0, n_groups): their first words, and the sum; no_chunk: one of them had no room
-KC_FN uint32_t place_groups(const kc_thread & me, const encode_buffers & in, const encode_plane & plane) {
+KC_FN uint32_t place_groups(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                            const KC_PRIVATE encode_plane & plane) {
     uint32_t total   = 0;
     bool     is_full = false;
     for (uint32_t first = 0; first < plane.n_groups; first += 32) {
@@ -76,16 +78,16 @@ KC_FN uint32_t place_groups(const kc_thread & me, const encode_buffers & in, con
 }
 
 // one plane's unit: everything but states and words. Returns what became of it, the same in all lanes.
-KC_FN unit_made lay_out_unit(const kc_thread & me, const encode_buffers & in, const encode_plane & plane,
-                             unit_place & place) {
+KC_FN unit_made lay_out_unit(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in,
+                             const KC_PRIVATE encode_plane & plane, KC_PRIVATE unit_place & place) {
     const block_rows rows = rows_of(in, plane);
     unit_made        made = { made_none, 0, 0, 0 };
     place                 = { 0, 0 };
     if (rows.n == 0) {
         return made;
     }
-    const uint32_t * const scales = in.scales + plane.scales;
-    const scale_range      range  = range_of(me, scales, rows.n);
+    const KC_GLOBAL uint32_t * const scales = in.scales + plane.scales;
+    const scale_range                range  = range_of(me, scales, rows.n);
     if (range.odd_row < rows.n) {
         made.outcome = scales[range.odd_row] == scale_non_finite ? made_non_finite : made_too_large;
         made.row     = range.odd_row;
@@ -133,10 +135,11 @@ KC_FN unit_made lay_out_unit(const kc_thread & me, const encode_buffers & in, co
 }
 
 // The kernel: a job is a plane of the wave.
-KC_FN void lay_out_kernel(const kc_thread & me, const encode_buffers & in) {
+KC_FN void lay_out_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
-        unit_place      place;
-        const unit_made made = lay_out_unit(me, in, in.planes[i], place);
+        unit_place place;
+        const KC_COPY(encode_plane) plane = in.planes[i];
+        const unit_made made              = lay_out_unit(me, in, plane, place);
         if (me.lane == 0) {
             in.places[i] = place;
             in.made[i]   = made;
@@ -145,8 +148,8 @@ KC_FN void lay_out_kernel(const kc_thread & me, const encode_buffers & in) {
 }
 
 // a group's words, from the chunks that hold them to where they belong; to is even
-KC_FN void gather_words(const kc_thread & me, const encode_buffers & in, uint32_t chunk, uint32_t n_words,
-                        uint64_t to) {
+KC_FN void gather_words(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in, uint32_t chunk,
+                        uint32_t n_words, uint64_t to) {
     const KC_GLOBAL uint16_t * const pool     = (const KC_GLOBAL uint16_t *) in.pool;
     // the first chunk is filled from its middle on, the others wholly
     const uint32_t                   lead     = (chunk_words - n_words % chunk_words) % chunk_words;
@@ -191,7 +194,7 @@ KC_FN void gather_words(const kc_thread & me, const encode_buffers & in, uint32_
 }
 
 // The kernel: a job is a group.
-KC_FN void gather_kernel(const kc_thread & me, const encode_buffers & in) {
+KC_FN void gather_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
         const uint32_t     unit  = in.groups[i].unit;
         const uint32_t     group = in.groups[i].first_group;

@@ -1,7 +1,7 @@
 // What a launch is told: plain records that the host fills and a device reads.
 #pragma once
 
-#include <stdint.h>
+#include "address_spaces.h"
 
 namespace kernels {
 
@@ -17,7 +17,7 @@ enum store_kind : uint32_t {
     store_bf16_transposed = 7,
 };
 
-constexpr uint32_t n_store_kinds = 8;
+KC_CONSTANT uint32_t n_store_kinds = 8;
 
 // Shared memory of a group of lanes that decodes n_side adjacent groups: rings, scales and cells of 32 tokens, and a
 // tile of blocks. dispatch.h compares it with what the kernels have.
@@ -33,7 +33,7 @@ constexpr uint32_t decode_group_bytes(uint32_t store, uint32_t n_side) {
 //   bits 22-31  own: the bucket's divider, alias: the rank of the first slot above it
 using table_entry = uint64_t;
 
-constexpr uint32_t no_cell = 0xffffffffu;
+KC_CONSTANT uint32_t no_cell = 0xffffffffu;
 
 // One unit of an archive: a block's tokens of one plane. Offsets without another word are from the launch's bytes.
 struct unit_job {
@@ -86,18 +86,18 @@ enum unit_error : uint32_t { unit_ok = 0, unit_words_short = 1, unit_words_left 
 
 // All that a launch reads and writes.
 struct launch_buffers {
-    const unit_job *    units;
-    const group_job *   groups;
-    uint32_t            n_groups;
-    const uint8_t *     bytes;
-    uint64_t            n_bytes; // that may be read
-    const table_entry * table;
-    const uint32_t *    values; // 64 of the set: levels, or upper bits
-    const uint8_t *     models;
-    const uint32_t *    cells;
-    const uint32_t *    group_words;
-    uint32_t *          errors; // one a unit: enum unit_error | group << 8
-    set_shape           set;
+    const KC_GLOBAL unit_job *    units;
+    const KC_GLOBAL group_job *   groups;
+    uint32_t                      n_groups;
+    const KC_GLOBAL uint8_t *     bytes;
+    uint64_t                      n_bytes; // that may be read
+    const KC_GLOBAL table_entry * table;
+    const KC_GLOBAL uint32_t *    values; // 64 of the set: levels, or upper bits
+    const KC_GLOBAL uint8_t *     models;
+    const KC_GLOBAL uint32_t *    cells;
+    const KC_GLOBAL uint32_t *    group_words;
+    KC_GLOBAL uint32_t *          errors; // one a unit: enum unit_error | group << 8
+    set_shape                     set;
 };
 
 } // namespace kernels

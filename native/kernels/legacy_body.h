@@ -8,14 +8,14 @@
 
 namespace kernels {
 
-constexpr uint32_t tile_header_bytes    = 16;
-constexpr uint32_t n_bounds             = 33; // of a channel's table; the last one is 65,536, not 65,535 as stored
-constexpr uint32_t stream_table_entries = n_bounds * 32; // of a group; entry i of lane l is number 32 i + l
-constexpr int      legacy_tokens        = 8;             // decoded between two stores
+KC_CONSTANT uint32_t tile_header_bytes    = 16;
+KC_CONSTANT uint32_t n_bounds             = 33; // of a channel's table; the last one is 65,536, not 65,535 as stored
+KC_CONSTANT uint32_t stream_table_entries = n_bounds * 32; // of a group; entry i of lane l is number 32 i + l
+KC_CONSTANT int      legacy_tokens        = 8;             // decoded between two stores
 
 // the maxima and cells of tokens [first, first + 32) of a tile
-KC_FN void load_tile_tokens(const kc_thread & me, const legacy_buffers & in, const KC_GLOBAL legacy_unit & unit,
-                            uint32_t first, KC_SHARED token_scratch & scratch) {
+KC_FN void load_tile_tokens(const KC_PRIVATE kc_thread & me, const KC_PRIVATE legacy_buffers & in,
+                            const KC_GLOBAL legacy_unit & unit, uint32_t first, KC_SHARED token_scratch & scratch) {
     const uint32_t token     = first + me.lane;
     const bool     is_wanted = token >= unit.first_token && token < unit.end_token;
     float          maximum   = 0;
@@ -45,7 +45,7 @@ struct channel_stream {
 };
 
 // the next four bytes, the first one highest; of those after the end none is seen
-KC_FN uint32_t next_stream_word(channel_stream & stream) {
+KC_FN uint32_t next_stream_word(KC_PRIVATE channel_stream & stream) {
     uint32_t bits = 0;
     if (stream.n_bytes > 0) {
         const uint32_t word = kc_read_only(stream.next);
@@ -58,7 +58,7 @@ KC_FN uint32_t next_stream_word(channel_stream & stream) {
 }
 
 // 0 to 32 bits; the window has 33 or more between calls
-KC_FN uint32_t take_bits(channel_stream & stream, uint32_t n) {
+KC_FN uint32_t take_bits(KC_PRIVATE channel_stream & stream, uint32_t n) {
     const uint64_t taken = stream.window >> 1 >> (63 - n);
     stream.window <<= n;
     stream.n_bits -= n;
@@ -73,8 +73,9 @@ KC_FN uint32_t take_bits(channel_stream & stream, uint32_t n) {
  * Open the stream of me.lane's channel, if there is one, and read its table; all lanes come here.
  * bounds  OUT of this group, the lane's entries alone
  */
-KC_FN void open_stream(const kc_thread & me, const legacy_buffers & in, const KC_GLOBAL legacy_unit & unit,
-                       uint32_t group, KC_SHARED uint32_t * bounds, channel_stream & stream) {
+KC_FN void open_stream(const KC_PRIVATE kc_thread & me, const KC_PRIVATE legacy_buffers & in,
+                       const KC_GLOBAL legacy_unit & unit, uint32_t group, KC_SHARED uint32_t * bounds,
+                       KC_PRIVATE channel_stream & stream) {
     const uint32_t                  channel        = group * 32 + me.lane;
     const bool                      is_channel     = channel < unit.n_channels;
     const KC_GLOBAL uint8_t * const tile           = in.bytes + unit.bytes_offset;
@@ -114,7 +115,7 @@ KC_FN void open_stream(const kc_thread & me, const legacy_buffers & in, const KC
  * The number of bits that both bounds drop is small: the span is above 2^30 before a symbol, so at least 2^14 after it.
  * bounds  IN  of the lane, 32 words apart
  */
-KC_FN uint32_t next_symbol(const KC_SHARED uint32_t * bounds, channel_stream & stream) {
+KC_FN uint32_t next_symbol(const KC_SHARED uint32_t * bounds, KC_PRIVATE channel_stream & stream) {
     const uint32_t range  = stream.high - stream.low; // span - 1
     // the symbol is the last one with (span x bound) >> 16 not above the distance: the same without a division
     const uint64_t limit  = ((uint64_t) stream.distance + 1) << 16;
@@ -147,8 +148,8 @@ KC_FN uint32_t next_symbol(const KC_SHARED uint32_t * bounds, channel_stream & s
 }
 
 // LCG1: the next n symbols of the lane's channel, zeros after them
-template <int T> KC_FN void next_symbols(const KC_SHARED uint32_t * bounds, channel_stream & stream, uint32_t n,
-                                         uint32_t (&symbols)[T]) {
+template <int T> KC_FN void next_symbols(const KC_SHARED uint32_t * bounds, KC_PRIVATE channel_stream & stream,
+                                         uint32_t n, KC_PRIVATE uint32_t (&symbols)[T]) {
     static_assert(T <= 8, "a byte each");
     uint64_t all = 0; // not in an array: the loop stays one
     for (uint32_t t = 0; t < n; t++) {
@@ -161,8 +162,9 @@ template <int T> KC_FN void next_symbols(const KC_SHARED uint32_t * bounds, chan
 }
 
 // LCG2: n symbols of a channel from a token on, zeros after them
-template <int T> KC_FN void packed_symbols(const legacy_buffers & in, const KC_GLOBAL legacy_unit & unit,
-                                           uint32_t token, uint32_t channel, uint32_t n, uint32_t (&symbols)[T]) {
+template <int T> KC_FN void packed_symbols(const KC_PRIVATE legacy_buffers & in, const KC_GLOBAL legacy_unit & unit,
+                                           uint32_t token, uint32_t channel, uint32_t n,
+                                           KC_PRIVATE uint32_t (&symbols)[T]) {
     const KC_GLOBAL uint8_t * const packed =
         in.bytes + unit.bytes_offset + tile_header_bytes + 4 * (uint64_t) unit.n_tokens;
     const uint32_t width = unit.n_bins == 16 ? 4 : 5;
@@ -174,7 +176,7 @@ template <int T> KC_FN void packed_symbols(const legacy_buffers & in, const KC_G
 }
 
 // what symbol me.lane stands for: (symbol - c) / c, 0 for one that there is not
-KC_FN float level_of_lane(const kc_thread & me, uint32_t n_bins) {
+KC_FN float level_of_lane(const KC_PRIVATE kc_thread & me, uint32_t n_bins) {
     const float centre = (float) (n_bins / 2 - 1);
     return me.lane < n_bins - 1 ? ((float) me.lane - centre) / centre : 0.0f;
 }
@@ -185,8 +187,9 @@ KC_FN float level_of_lane(const kc_thread & me, uint32_t n_bins) {
  * scratch  OUT of this group
  */
 template <uint32_t VERSION, uint32_t STORE>
-KC_FN void decode_channels(const kc_thread & me, const legacy_buffers & in, const KC_GLOBAL legacy_unit & unit,
-                           uint32_t group, KC_SHARED uint32_t * bounds, KC_SHARED token_scratch & scratch) {
+KC_FN void decode_channels(const KC_PRIVATE kc_thread & me, const KC_PRIVATE legacy_buffers & in,
+                           const KC_GLOBAL legacy_unit & unit, uint32_t group, KC_SHARED uint32_t * bounds,
+                           KC_SHARED token_scratch & scratch) {
     constexpr int     T          = legacy_tokens;
     const uint32_t    channel    = group * 32 + me.lane;
     const bool        is_channel = channel < unit.n_channels;
@@ -242,9 +245,9 @@ KC_FN void decode_channels(const kc_thread & me, const legacy_buffers & in, cons
  * bounds   OUT stream_table_entries a group of lanes; LCG1 alone
  * scratch  OUT one a group of lanes
  */
-template <uint32_t VERSION, uint32_t STORE> KC_FN void legacy_kernel(const kc_thread & me, const legacy_buffers & in,
-                                                                     KC_SHARED uint32_t *      bounds,
-                                                                     KC_SHARED token_scratch * scratch) {
+template <uint32_t VERSION, uint32_t STORE>
+KC_FN void legacy_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE legacy_buffers & in,
+                         KC_SHARED uint32_t * bounds, KC_SHARED token_scratch * scratch) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
         decode_channels<VERSION, STORE>(me, in, in.units[in.jobs[i].unit], in.jobs[i].first_group,
                                         VERSION == 1 ? bounds + me.group * stream_table_entries : bounds,

@@ -5,7 +5,7 @@
 
 namespace kernels {
 
-constexpr uint32_t no_cell_list = 0xffffffffu;
+KC_CONSTANT uint32_t no_cell_list = 0xffffffffu;
 
 // One tile, whose maxima, tables and lengths the host has looked at.
 struct legacy_unit {
@@ -36,13 +36,14 @@ enum legacy_error : uint32_t { legacy_ok = 0, legacy_symbol = 1 };
 
 // All that a launch reads and writes.
 struct legacy_buffers {
-    const legacy_unit * units;
-    const group_job *   jobs;
-    uint32_t            n_jobs;
-    const uint8_t *     bytes; // at a multiple of 16; readable up to one after the last tile
-    const uint32_t *    cells;
-    const uint32_t *    group_streams; // of each group of 32 channels: its first stream, from the tile's first one
-    uint32_t *          errors;        // one a record: enum legacy_error | group << 8
+    const KC_GLOBAL legacy_unit * units;
+    const KC_GLOBAL group_job *   jobs;
+    uint32_t                      n_jobs;
+    const KC_GLOBAL uint8_t *     bytes; // at a multiple of 16; readable up to one after the last tile
+    const KC_GLOBAL uint32_t *    cells;
+    const KC_GLOBAL uint32_t *
+                         group_streams; // of each group of 32 channels: its first stream, from the tile's first one
+    KC_GLOBAL uint32_t * errors;        // one a record: enum legacy_error | group << 8
 };
 
 } // namespace kernels

@@ -7,11 +7,11 @@
 namespace kernels {
 
 // enum cachegen_type
-constexpr uint32_t type_f32  = 0;
-constexpr uint32_t type_f16  = 1;
-constexpr uint32_t type_q4_0 = 2;
-constexpr uint32_t type_q8_0 = 8;
-constexpr uint32_t type_bf16 = 30;
+KC_CONSTANT uint32_t type_f32  = 0;
+KC_CONSTANT uint32_t type_f16  = 1;
+KC_CONSTANT uint32_t type_q4_0 = 2;
+KC_CONSTANT uint32_t type_q8_0 = 8;
+KC_CONSTANT uint32_t type_bf16 = 30;
 
 KC_FN uint32_t native_bytes(uint32_t type, uint32_t n_channels) {
     return type == type_f32    ? n_channels * 4
@@ -21,8 +21,8 @@ KC_FN uint32_t native_bytes(uint32_t type, uint32_t n_channels) {
 }
 
 // one token of a group: the lane's coded value as its native bytes
-KC_FN void write_native(const kc_thread & me, const launch_buffers & in, const KC_GLOBAL unit_job & unit, uint32_t row,
-                        uint32_t group, uint32_t symbol) {
+KC_FN void write_native(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                        const KC_GLOBAL unit_job & unit, uint32_t row, uint32_t group, uint32_t symbol) {
     const uint32_t                  channel    = group * 32 + me.lane;
     const bool                      is_channel = channel < unit.n_channels;
     const KC_GLOBAL uint8_t * const bytes      = in.bytes + unit.bytes_offset;
@@ -71,7 +71,8 @@ KC_FN void write_native(const kc_thread & me, const launch_buffers & in, const K
 }
 
 // symbols of one group a job to native rows; the table stays where it is. rings: OUT one a group of lanes
-KC_FN void expand_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED uint8_t * rings) {
+KC_FN void expand_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                         KC_SHARED uint8_t * rings) {
     constexpr uint32_t T     = tiling<1>::tokens;
     const bucket_shape shape = shape_of(in.set);
     const memory_table table = { 0, in.table };
@@ -113,7 +114,7 @@ KC_FN float native_value(const KC_GLOBAL uint8_t * row, uint32_t type, uint32_t 
 }
 
 // every n_rot adjacent values of a span, in shared memory
-KC_FN void rotate_span(const kc_thread & me, KC_SHARED float * values, uint32_t n_values, uint32_t n_rot) {
+KC_FN void rotate_span(const KC_PRIVATE kc_thread & me, KC_SHARED float * values, uint32_t n_values, uint32_t n_rot) {
     const float factor = 1.0f / kc_sqrt((float) n_rot);
     for (uint32_t i = me.lane; i < n_values; i += 32) {
         values[i] *= factor;
@@ -131,9 +132,9 @@ KC_FN void rotate_span(const kc_thread & me, KC_SHARED float * values, uint32_t 
     kc_sync_group();
 }
 
-constexpr uint32_t max_span = 1024; // the largest rotation
+KC_CONSTANT uint32_t max_span = 1024; // the largest rotation
 
-template <uint32_t STORE> KC_FN void place_row(const kc_thread & me, const launch_buffers & in,
+template <uint32_t STORE> KC_FN void place_row(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
                                                const KC_GLOBAL unit_job & unit, uint32_t row, KC_SHARED float * span) {
     const KC_GLOBAL uint8_t * const native =
         (const KC_GLOBAL uint8_t *) unit.native + row * (uint64_t) native_bytes(unit.native_type, unit.n_channels);
@@ -184,7 +185,7 @@ template <uint32_t STORE> KC_FN void place_row(const kc_thread & me, const launc
  * span  OUT max_span a group of lanes
  */
 template <uint32_t STORE>
-KC_FN void place_kernel(const kc_thread & me, const launch_buffers & in, KC_SHARED float * span) {
+KC_FN void place_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in, KC_SHARED float * span) {
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_groups; i += me.n_workgroups * me.n_groups) {
         place_row<STORE>(me, in, in.units[in.groups[i].unit], in.groups[i].first_group, span + me.group * max_span);
     }

@@ -1,11 +1,9 @@
-// The language the kernels are written in: what CUDA, HIP and a C++ compiler share, and a lane interface for the rest.
+// The language the kernels are written in: what CUDA, HIP, Metal and a C++ compiler share, and a lane interface for the
+// rest.
 // A group of lanes is 32 threads that run in step, on a machine with waves of 64 half a wave.
 #pragma once
 
-#include <stdint.h>
-
-#define KC_GLOBAL
-#define KC_SHARED
+#include "address_spaces.h"
 
 // where a thread is: in its workgroup, and the workgroup in the launch
 struct kc_thread {
@@ -17,7 +15,9 @@ struct kc_thread {
     uint32_t n_workgroups;
 };
 
-#if defined(__HIP__)
+#if defined(__METAL_VERSION__)
+#    include "metal/port_metal.h"
+#elif defined(__HIP__)
 #    include "hip/port_hip.h"
 #elif defined(__CUDACC__)
 #    include "cuda/port_cuda.h"

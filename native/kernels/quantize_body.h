@@ -12,7 +12,7 @@ struct block_rows {
     uint32_t first; // of the plane's own
 };
 
-KC_FN block_rows rows_of(const encode_buffers & in, const encode_plane & plane) {
+KC_FN block_rows rows_of(const KC_PRIVATE encode_buffers & in, const KC_PRIVATE encode_plane & plane) {
     const uint32_t block = in.wave_begin + plane.block_token;
     const uint32_t end   = in.page_end > block + in.block_tokens ? block + in.block_tokens : in.page_end;
     const uint32_t begin = block > plane.first_token ? block : plane.first_token;
@@ -32,9 +32,9 @@ template <int R, int T> struct raw_tile {
 /*
  * cells  IN  of each token, the same in all lanes; lanes without a channel load another one
  */
-template <uint32_t SOURCE, int R, int T> KC_FN void load_tile(const kc_thread & me, const encode_plane & plane,
-                                                              uint32_t         first_group, const uint32_t (&cells)[T],
-                                                              raw_tile<R, T> & raw) {
+template <uint32_t SOURCE, int R, int T>
+KC_FN void load_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_plane & plane, uint32_t first_group,
+                     const KC_PRIVATE uint32_t (&cells)[T], KC_PRIVATE raw_tile<R, T> & raw) {
     const KC_GLOBAL uint8_t * const data = (const KC_GLOBAL uint8_t *) plane.data;
     KC_UNROLL
     for (int r = 0; r < R; r++) {
@@ -66,7 +66,7 @@ template <uint32_t SOURCE, int R, int T> KC_FN void load_tile(const kc_thread & 
     }
 }
 
-template <uint32_t SOURCE> KC_FN float convert_value(const kc_thread & me, uint32_t number, uint32_t scale) {
+template <uint32_t SOURCE> KC_FN float convert_value(const KC_PRIVATE kc_thread & me, uint32_t number, uint32_t scale) {
     if (SOURCE == store_f32 || SOURCE == store_f32_transposed) {
         return kc_float(number);
     }
@@ -84,9 +84,9 @@ template <uint32_t SOURCE> KC_FN float convert_value(const kc_thread & me, uint3
 }
 
 // to the values that are coded; lanes without a channel: 0
-template <uint32_t SOURCE, int R, int T> KC_FN void convert_tile(const kc_thread & me, const encode_plane & plane,
-                                                                 uint32_t first_group, const raw_tile<R, T> & raw,
-                                                                 float (&values)[R][T]) {
+template <uint32_t SOURCE, int R, int T>
+KC_FN void convert_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_plane & plane, uint32_t first_group,
+                        const KC_PRIVATE raw_tile<R, T> & raw, KC_PRIVATE float (&values)[R][T]) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         const bool is_channel = (first_group + r) * 32 + me.lane < plane.n_channels;
@@ -130,7 +130,8 @@ KC_FN uint32_t make_scale(uint32_t maximum_bits, uint32_t scale_type, bool is_fp
 /*
  * The kernel: a job is scale_tokens tokens of a plane; groups[].first_group is the first of them.
  */
-template <uint32_t SOURCE, int R> KC_FN void scales_kernel(const kc_thread & me, const encode_buffers & in) {
+template <uint32_t SOURCE, int R>
+KC_FN void scales_kernel(const KC_PRIVATE kc_thread & me, const KC_PRIVATE encode_buffers & in) {
     // as many values at hand as registers allow
     constexpr int T = R >= 4 ? 2 : R == 2 ? 4 : 8;
     for (uint32_t i = me.workgroup * me.n_groups + me.group; i < in.n_jobs; i += me.n_workgroups * me.n_groups) {
@@ -181,7 +182,8 @@ KC_FN float factor_of(uint32_t scale_bits, uint32_t scale_type, float centre) {
 
 // below 2 x centre + 1, whatever the value
 KC_FN uint32_t quantize(float value, float factor, float centre) {
-    const float shifted = value * factor + centre;
+    const float product = value * factor;
+    const float shifted = product + centre;
     const float above   = shifted > 0.0f ? shifted : 0.0f; // a NaN has no symbol; its unit is refused
     const float clamped = above < 2 * centre ? above : 2 * centre;
     return kc_float_bits(clamped + 12582912.0f) & 255; // 1.5 x 2^23 rounds half to even in the last bits

@@ -12,7 +12,7 @@ struct memory_table {
     uint32_t                      base;
     const KC_GLOBAL table_entry * words;
 };
-KC_FN table_entry kc_read_u64(const memory_table & table, uint32_t address) {
+KC_FN table_entry kc_read_u64(const KC_PRIVATE memory_table & table, uint32_t address) {
     return table.words[address / 8];
 }
 
@@ -21,9 +21,9 @@ KC_FN table_entry kc_read_u64(const memory_table & table, uint32_t address) {
  * room for 4 batches; before a tile, the batch that it begins in and the next one are there.
  */
 template <int R> struct tiling {
-    static constexpr int      tokens      = R == 1 ? 8 : R == 2 ? 4 : 2; // of a tile
-    static constexpr uint32_t batch_bytes = 64 * tokens;                 // the most that a tile takes
-    static constexpr uint32_t ring_bytes  = 4 * batch_bytes;
+    static KC_CONSTANT int      tokens      = R == 1 ? 8 : R == 2 ? 4 : 2; // of a tile
+    static KC_CONSTANT uint32_t batch_bytes = 64 * tokens;                 // the most that a tile takes
+    static KC_CONSTANT uint32_t ring_bytes  = 4 * batch_bytes;
 };
 
 // R adjacent groups in the middle of their streams. Positions are in bytes, from a multiple of 16 on.
@@ -41,8 +41,8 @@ template <int R> struct lane_streams {
 };
 
 // start the next batch of group r
-template <int R>
-KC_FN void fill_ring(const kc_thread & me, const launch_buffers & in, lane_streams<R> & streams, int r) {
+template <int R> KC_FN void fill_ring(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                                      KC_PRIVATE lane_streams<R> & streams, int r) {
     const uint32_t lane = kc_again(me.lane);
     const uint32_t to   = streams.filled[r] + 16 * lane;
     const uint64_t from = streams.origin[r] + to;
@@ -54,7 +54,8 @@ KC_FN void fill_ring(const kc_thread & me, const launch_buffers & in, lane_strea
 }
 
 // before a tile
-template <int R> KC_FN void advance_rings(const kc_thread & me, const launch_buffers & in, lane_streams<R> & streams) {
+template <int R> KC_FN void advance_rings(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                                          KC_PRIVATE lane_streams<R> & streams) {
     KC_UNROLL
     for (int r = 0; r < R; r++) {
         // the batch before the one of `next` has been used
@@ -76,7 +77,7 @@ struct bucket_shape {
     uint32_t class_mask;    // of that
 };
 
-KC_FN bucket_shape shape_of(const set_shape & set) {
+KC_FN bucket_shape shape_of(const KC_PRIVATE set_shape & set) {
     bucket_shape shape;
     shape.shift         = 10 - set.log2_n_buckets - 3;
     shape.bucket_mask   = ((1u << set.log2_n_buckets) - 1) << 3;
@@ -87,9 +88,9 @@ KC_FN bucket_shape shape_of(const set_shape & set) {
 }
 
 // base: address of the set's table
-template <int R> KC_FN void open_streams(const kc_thread & me, const launch_buffers & in,
+template <int R> KC_FN void open_streams(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
                                          const KC_GLOBAL unit_job & unit, uint32_t base, uint32_t first_group,
-                                         KC_SHARED uint8_t * rings, lane_streams<R> & streams) {
+                                         KC_SHARED uint8_t * rings, KC_PRIVATE lane_streams<R> & streams) {
     const KC_GLOBAL uint8_t * const bytes         = in.bytes + unit.bytes_offset;
     const uint32_t                  log2_bytes    = in.set.log2_n_buckets + 3; // of a distribution
     const uint32_t                  states_offset = 8 + 4 * unit.n_groups;
@@ -131,18 +132,18 @@ template <int R> KC_FN void open_streams(const kc_thread & me, const launch_buff
  * One token of group r. Returns the symbol's half of the entry.
  * IS_NEAR_END: look at every word, else the caller knows that 32 are there.
  */
-template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_thread & me, const bucket_shape & shape,
-                                                                       const Table & table, lane_streams<R> & streams,
-                                                                       int r) {
+template <int R, bool IS_NEAR_END, typename Table>
+KC_FN uint32_t step(const KC_PRIVATE kc_thread & me, const KC_PRIVATE bucket_shape & shape,
+                    const KC_PRIVATE Table & table, KC_PRIVATE lane_streams<R> & streams, int r) {
     const uint32_t    state    = streams.state[r];
     const table_entry entry    = kc_read_u64(table, (state >> shape.shift & shape.bucket_mask) | streams.table[r]);
     const uint32_t    own      = (uint32_t) entry;
     const uint32_t    position = state & shape.position_mask;
     const uint32_t    divider  = own >> 22;
-    const uint32_t    half     = position < divider ? own : (uint32_t) (entry >> 32);
+    const uint32_t    chosen   = position < divider ? own : (uint32_t) (entry >> 32);
 
-    uint32_t next    = (half & 2047) * (state >> 10) + (position - divider + (half >> 22));
-    streams.table[r] = streams.model[r] + (half >> shape.class_shift & shape.class_mask);
+    uint32_t next    = (chosen & 2047) * (state >> 10) + (position - divider + (chosen >> 22));
+    streams.table[r] = streams.model[r] + (chosen >> shape.class_shift & shape.class_mask);
 
     const bool     needs_word = next < 65536;
     const uint32_t needing    = kc_ballot(needs_word);
@@ -156,11 +157,11 @@ template <int R, bool IS_NEAR_END, typename Table> KC_FN uint32_t step(const kc_
     streams.is_short |= needs_word && !is_there;
     streams.next[r] += 2 * kc_count_bits(needing);
     streams.state[r] = next;
-    return half;
+    return chosen;
 }
 
-KC_FN uint32_t symbol_of(uint32_t half) {
-    return half >> 11 & 63;
+KC_FN uint32_t symbol_of(uint32_t bits) {
+    return bits >> 11 & 63;
 }
 
 /*
@@ -168,8 +169,9 @@ KC_FN uint32_t symbol_of(uint32_t half) {
  * halves  OUT [R][T]
  */
 template <int R, int T, typename Table>
-KC_FN void next_tile(const kc_thread & me, const launch_buffers & in, const bucket_shape & shape, const Table & table,
-                     uint32_t n_tokens, lane_streams<R> & streams, uint32_t (&halves)[R][T]) {
+KC_FN void next_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                     const KC_PRIVATE bucket_shape & shape, const KC_PRIVATE Table & table, uint32_t n_tokens,
+                     KC_PRIVATE lane_streams<R> & streams, KC_PRIVATE uint32_t (&halves)[R][T]) {
     static_assert(T == tiling<R>::tokens, "a tile is what the rings are made for");
     bool is_near_end = n_tokens < T;
     KC_UNROLL
@@ -199,8 +201,9 @@ KC_FN void next_tile(const kc_thread & me, const launch_buffers & in, const buck
 }
 
 // after the last token: all words taken, every state where the encoder began
-template <int R> KC_FN void close_streams(const kc_thread & me, const launch_buffers & in, uint32_t unit_index,
-                                          uint32_t first_group, const lane_streams<R> & streams) {
+template <int R> KC_FN void close_streams(const KC_PRIVATE kc_thread & me, const KC_PRIVATE launch_buffers & in,
+                                          uint32_t unit_index, uint32_t first_group,
+                                          const KC_PRIVATE lane_streams<R> & streams) {
     uint32_t error = unit_ok;
     KC_UNROLL
     for (int r = 0; r < R; r++) {

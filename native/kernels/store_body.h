@@ -18,11 +18,11 @@ KC_FN uint32_t bf16_of(float value) {
     return (bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 64 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-KC_FN float float_of_fp16(uint32_t half) {
-    const uint32_t sign      = (half & 0x8000) << 16;
-    const uint32_t exponent  = half >> 10 & 31;
-    const uint32_t mantissa  = half & 1023;
-    uint32_t       magnitude = (half & 0x7fff) << 13;
+KC_FN float float_of_fp16(uint32_t bits) {
+    const uint32_t sign      = (bits & 0x8000) << 16;
+    const uint32_t exponent  = bits >> 10 & 31;
+    const uint32_t mantissa  = bits & 1023;
+    uint32_t       magnitude = (bits & 0x7fff) << 13;
     if (exponent == 31) {
         magnitude = 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0);
     } else if (exponent == 0) {
@@ -43,13 +43,13 @@ KC_FN float inverse_scale(float scale) {
     return (kc_float_bits(inverse) & 0x7f800000) != 0x7f800000 ? inverse : 0.0f;
 }
 
-constexpr uint32_t infinity_bits = 0x7f800000;
+KC_CONSTANT uint32_t infinity_bits = 0x7f800000;
 
 KC_FN uint32_t code_q8_0(float value, float inverse) {
-    const float scaled = value * inverse;
+    const float scaled   = value * inverse;
     // halves away from zero: adding the largest number below one half and cutting off cannot round up too far
-    const float half   = kc_float(0x3effffff | (kc_float_bits(scaled) & 0x80000000));
-    return (uint32_t) (int32_t) (scaled + half) & 255;
+    const float one_half = kc_float(0x3effffff | (kc_float_bits(scaled) & 0x80000000));
+    return (uint32_t) (int32_t) (scaled + one_half) & 255;
 }
 
 KC_FN float q4_0_offset(float scale) {
@@ -57,7 +57,8 @@ KC_FN float q4_0_offset(float scale) {
 }
 
 KC_FN uint32_t code_q4_0(float value, float inverse, float offset) {
-    const int32_t code = (int32_t) (value * inverse + offset);
+    const float   product = value * inverse; // on its own: a sum in the same expression could be contracted
+    const int32_t code    = (int32_t) (product + offset);
     return (uint32_t) (code < 15 ? code : 15);
 }
 
@@ -83,7 +84,8 @@ KC_FN uint32_t odd_code_q8_0(float value, float inverse) {
 }
 
 KC_FN uint32_t odd_code_q4_0(float value, float inverse) {
-    const float shifted = value * inverse + 8.5f;
+    const float product = value * inverse;
+    const float shifted = product + 8.5f;
     if (!(shifted > -1 && shifted < 17)) {
         return 0;
     }
@@ -127,7 +129,7 @@ KC_FN destination destination_of(const KC_GLOBAL unit_job & unit) {
 }
 
 // row `cell`, or transposed channel `cell`
-KC_FN KC_GLOBAL uint8_t * row_of(const destination & dest, uint32_t cell) {
+KC_FN KC_GLOBAL uint8_t * row_of(const KC_PRIVATE destination & dest, uint32_t cell) {
     return dest.data + kc_multiply_wide(cell, dest.stride);
 }
 
@@ -138,16 +140,16 @@ struct alignas(16) token_scratch {
 };
 
 // scales and cells of a tile's tokens; begin: a multiple of T
-template <int T> KC_FN void tokens_of_tile(const KC_SHARED token_scratch & scratch, uint32_t begin, float (&scales)[T],
-                                           uint32_t (&cells)[T]) {
+template <int T> KC_FN void tokens_of_tile(const KC_SHARED token_scratch & scratch, uint32_t begin,
+                                           KC_PRIVATE float (&scales)[T], KC_PRIVATE         uint32_t (&cells)[T]) {
     kc_read_words<T>(scratch.scales + begin, scales);
     kc_read_words<T>(scratch.cells + begin, cells);
 }
 
 // A channel's values next to each other: tokens that go to neighbouring cells are written 4 at a time.
-template <uint32_t STORE, int R, int T> KC_FN void store_transposed(const kc_thread & me, const destination & dest,
-                                                                    uint32_t first_group, const uint32_t (&cells)[T],
-                                                                    const float (&values)[R][T]) {
+template <uint32_t STORE, int R, int T>
+KC_FN void store_transposed(const KC_PRIVATE kc_thread & me, const KC_PRIVATE destination & dest, uint32_t first_group,
+                            const KC_PRIVATE uint32_t (&cells)[T], const KC_PRIVATE float (&values)[R][T]) {
     constexpr uint32_t value_bytes = STORE == store_f32_transposed ? 4 : 2;
     constexpr int      run         = T < 4 ? T : 4;
     bool               are_runs    = run == 4;
@@ -203,8 +205,9 @@ template <uint32_t STORE, int R, int T> KC_FN void store_transposed(const kc_thr
 
 // Blocks of 32 values: a lane works out the scale of one block for all, and writes it.
 template <uint32_t STORE, int R, int T>
-KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t first_group, uint32_t cell_of_lane,
-                        const uint32_t (&cells)[T], const float (&values)[R][T]) {
+KC_FN void store_blocks(const KC_PRIVATE kc_thread & me, const KC_PRIVATE destination & dest, uint32_t first_group,
+                        uint32_t cell_of_lane, const KC_PRIVATE uint32_t (&cells)[T],
+                        const KC_PRIVATE float (&values)[R][T]) {
     constexpr uint32_t block_bytes = STORE == store_q8_0 ? 34 : 18;
     const uint32_t     lane        = kc_again(me.lane);
     uint32_t           extreme     = 0; // bits, of the lane's block: its largest magnitude, with its sign for Q4_0
@@ -283,9 +286,10 @@ KC_FN void store_blocks(const kc_thread & me, const destination & dest, uint32_t
  * cells         IN  where each token goes, the same in all lanes; no_cell: nowhere
  * cell_of_lane  IN  of token me.lane % T
  */
-template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & me, const destination & dest,
-                                                              uint32_t first_group, uint32_t cell_of_lane,
-                                                              const uint32_t (&cells)[T], const float (&values)[R][T]) {
+template <uint32_t STORE, int R, int T>
+KC_FN void store_tile(const KC_PRIVATE kc_thread & me, const KC_PRIVATE destination & dest, uint32_t first_group,
+                      uint32_t cell_of_lane, const KC_PRIVATE uint32_t (&cells)[T],
+                      const KC_PRIVATE float (&values)[R][T]) {
     if constexpr (STORE == store_q8_0 || STORE == store_q4_0) {
         store_blocks<STORE, R, T>(me, dest, first_group, cell_of_lane, cells, values);
     } else if constexpr (STORE == store_f32 || STORE == store_f16 || STORE == store_bf16) {
@@ -317,8 +321,8 @@ template <uint32_t STORE, int R, int T> KC_FN void store_tile(const kc_thread & 
  * Rotate by a Hadamard matrix every n_rotated adjacent channels of a tile, n_rotated being 32 x R or smaller: the order
  * of operations is that of libcachegen's hadamard.cpp.
  */
-template <int R, int T>
-KC_FN void rotate_tile(const kc_thread & me, uint32_t n_rotated, float factor, float (&values)[R][T]) {
+template <int R, int T> KC_FN void rotate_tile(const KC_PRIVATE kc_thread & me, uint32_t n_rotated, float factor,
+                                               KC_PRIVATE float (&values)[R][T]) {
     const uint32_t n_rot = kc_again(n_rotated);
     KC_UNROLL
     for (int r = 0; r < R; r++) {

@@ -29,6 +29,7 @@ EXECUTABLES = {
     "test-host-staging",
     "test-state-undo",
     "test-kernels",
+    "test-metal-text",
     "fuzz-regression-ckg1-decode",
     "fuzz-regression-lcg3-decode",
     "fuzz-regression-lcg3-differential",

@@ -55,16 +55,19 @@ class emulated_device : public device {
     uint64_t n_launches(launch_kind kind) const { return n_launches_[static_cast<int>(kind)]; }
     uint64_t n_legacy_launches(uint32_t version) const { return n_legacy_launches_[version - 1]; }
 
-  private:
+  protected:
+    // a call to the device: fails if it is the one that is to
     void count(const char * what);
 
-    lanes::run_options                options_;
+    lanes::run_options options_;
+    uint64_t           n_launches_[3]        = {};
+    uint64_t           n_legacy_launches_[2] = {};
+
+  private:
     uint64_t                          shared_bytes_;
     uint32_t                          decode_groups_;
     uint64_t                          fail_at_ = 0;
     std::atomic<uint64_t>             n_calls_{ 0 };
-    uint64_t                          n_launches_[3]        = {};
-    uint64_t                          n_legacy_launches_[2] = {};
     std::map<uint64_t, uint8_t *>     memory_;
     uint64_t                          slot_bytes_ = 0;
     std::vector<std::vector<uint8_t>> host_slots_;

@@ -3,6 +3,7 @@
 // others wait, end the process with a message; the two groups of a wave of 64 may be at different places.
 #pragma once
 
+#include "collectives.h"
 #include "half.h"
 
 #include <cmath>
@@ -14,16 +15,6 @@
 #define KC_UNROLL
 
 namespace lanes {
-
-enum class collective : uint32_t { none, ballot, permute, swizzle_xor, fence, sync, done };
-
-// What this lane gets when all lanes of its group have come to the same collective. Of lanes of the wave that have not
-// come there, it gets zeros.
-uint64_t meet(collective which, uint32_t value, uint32_t argument);
-
-// of the workgroup that runs
-uint32_t wave_size();
-uint32_t wave_lane();
 
 struct run_options {
     uint32_t order; // 0: lanes in ascending order, 1: descending, else shuffled by it; a missing barrier shows in one
