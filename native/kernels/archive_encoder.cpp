@@ -151,17 +151,18 @@ void archive_encoder::prepare(const lcg3::trained_page & page) {
 
 // enqueue a wave; waves share all memory but the output
 void archive_encoder::start(uint64_t number) {
-    const encode_wave & wave  = plan_->waves()[number % plan_->waves().size()];
-    const uint64_t      block = number / plan_->waves().size();
+    const uint64_t      n_plan_waves = plan_->waves().size();
+    const encode_wave & wave         = plan_->waves()[number % n_plan_waves];
     if (wave.planes.empty()) {
         return;
     }
-    const uint64_t begin   = page_->n_exact_tokens + block * page_->block_tokens;
+    const uint64_t block   = number / n_plan_waves * plan_->blocks_a_wave();
     uint8_t *      output  = outputs_[number % n_outputs];
     encode_buffers in      = buffers_;
     in.planes              = at<const encode_plane>(planes_) + wave.first_job_plane;
-    in.block_begin         = static_cast<uint32_t>(begin);
-    in.block_end           = static_cast<uint32_t>(std::min<uint64_t>(begin + page_->block_tokens, page_->n_tokens));
+    in.wave_begin          = static_cast<uint32_t>(page_->n_exact_tokens + block * page_->block_tokens);
+    in.page_end            = page_->n_tokens;
+    in.block_tokens        = page_->block_tokens;
     const uint64_t address = device_.address_of(output);
     in.made                = at<unit_made>(address);
     in.output              = at<uint8_t>(address + output_begin_);
@@ -180,20 +181,22 @@ void archive_encoder::start(uint64_t number) {
     device_.mark(static_cast<uint32_t>(number % n_outputs));
 }
 
-// wait for a wave and look at what became of its units
-void archive_encoder::take(uint64_t number) {
-    const encode_wave & wave  = plan_->waves()[number % plan_->waves().size()];
-    const uint64_t      block = number / plan_->waves().size();
+// wait for a wave and look at what became of one block's units
+void archive_encoder::take(uint64_t part) {
+    const uint64_t      number = wave_of(part);
+    const encode_wave & wave   = plan_->waves()[part % plan_->waves().size()];
+    const uint64_t      block  = part / plan_->waves().size();
     units_.assign(wave.end_plane - wave.first_plane, lcg3::unit_bytes{ nullptr, 0 });
     if (wave.planes.empty()) {
         return;
     }
     device_.wait_for_mark(static_cast<uint32_t>(number % n_outputs));
     const uint8_t * const output = outputs_[number % n_outputs];
+    const size_t          before = part % plan_->blocks_a_wave() * wave.planes.size();
     for (size_t i = 0; i < wave.planes.size(); i++) {
         const uint32_t p = wave.planes[i];
         unit_made      made;
-        memcpy(&made, output + i * sizeof(made), sizeof(made));
+        memcpy(&made, output + (before + i) * sizeof(made), sizeof(made));
         const auto &   record = page_->planes[p].source->record;
         const uint64_t begin  = page_->n_exact_tokens + block * page_->block_tokens;
         const uint64_t token  = std::max<uint64_t>(begin, record.first_token) - record.first_token + made.row;
@@ -217,17 +220,17 @@ void archive_encoder::take(uint64_t number) {
 }
 
 const metered_vector<lcg3::unit_bytes> & archive_encoder::next() {
-    const uint64_t n_waves = uint64_t{ page_->n_blocks } * plan_->waves().size();
-    const uint64_t number  = n_taken_;
-    if (number >= n_waves) {
+    const uint64_t n_parts = uint64_t{ page_->n_blocks } * plan_->waves().size();
+    const uint64_t part    = n_taken_;
+    if (part >= n_parts) {
         fail(CACHEGEN_ERR_INTERNAL, "more units are asked for than the page has");
     }
     // the output of the wave before is free again
-    while (n_started_ < std::min(n_waves, number + n_outputs)) {
+    while (n_started_ < std::min(wave_of(n_parts - 1) + 1, wave_of(part) + n_outputs)) {
         start(n_started_);
         n_started_++;
     }
-    take(number);
+    take(part);
     n_taken_++;
     return units_;
 }

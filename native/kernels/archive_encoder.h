@@ -12,8 +12,8 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
   public:
     // what the encoder may use of each kind of memory
     struct memory_limits {
-        uint64_t pool_bytes   = 32 << 20; // of the device's
-        uint64_t output_bytes = 32 << 20; // of the host's, twice: a wave is encoded while the one before is written
+        uint64_t pool_bytes   = 48 << 20; // of the device's
+        uint64_t output_bytes = 48 << 20; // of the host's, twice: a wave is encoded while the one before is written
     };
 
     /*
@@ -36,6 +36,9 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
     uint64_t n_without_room() const { return n_without_room_; }
     // sets whose sample was counted on the device
     uint64_t n_counted() const { return n_counted_; }
+
+    // blocks that were encoded at a time
+    uint32_t blocks_a_wave() const { return plan_ ? plan_->blocks_a_wave() : 0; }
 
     // memory besides the sources'
     uint64_t device_bytes() const { return std::max(device_bytes_, counter_.device_bytes()); }
@@ -65,9 +68,11 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
 
     static int32_t read(void * self, uint64_t plane, uint64_t first_token, uint64_t n_tokens, void * rows);
 
-    void release();
-    void start(uint64_t number);
-    void take(uint64_t number);
+    // waves of a plan, each of one block or of several, and the parts of them that next() gives, each of one block
+    uint64_t wave_of(uint64_t part) const { return part / plan_->blocks_a_wave(); }
+    void     release();
+    void     start(uint64_t wave);
+    void     take(uint64_t part);
 
     device &                                             device_;
     std::vector<cachegen_rows>                           rows_;
@@ -86,7 +91,7 @@ class archive_encoder : public cachegen::lcg3::unit_encoder {
     uint8_t *                                            outputs_[n_outputs] = {};
     uint64_t                                             output_begin_       = 0; // after what was made
     uint64_t                                             n_started_          = 0; // waves
-    uint64_t                                             n_taken_            = 0;
+    uint64_t                                             n_taken_            = 0; // parts
     uint64_t                                             n_made_             = 0;
     uint64_t                                             n_without_room_     = 0;
     uint64_t                                             device_bytes_       = 0;

@@ -14,8 +14,9 @@ KC_CONSTANT uint32_t no_chunk    = 0xffffffffu;
 KC_CONSTANT uint32_t scale_non_finite = 0xffffffffu; // the row holds a NaN or an infinity
 KC_CONSTANT uint32_t scale_too_large  = 0xfffffffeu; // no number of the scale's type is large enough
 
-// groups of lanes of a workgroup that encodes
-KC_CONSTANT uint32_t encode_groups_a_workgroup = 8;
+// groups of lanes of a workgroup that encodes: always, and where 32 lanes have one or two groups at a time
+KC_CONSTANT uint32_t encode_groups_a_workgroup     = 8;
+KC_CONSTANT uint32_t max_encode_groups_a_workgroup = 16;
 
 // of a stretch of a sample, at most
 KC_CONSTANT uint32_t sample_tokens = 32;
@@ -23,12 +24,13 @@ KC_CONSTANT uint32_t sample_tokens = 32;
 // tokens that 32 lanes find the scales of
 KC_CONSTANT uint32_t scale_tokens = 8;
 
-// A lossy plane; indexes are those of its wave's first block and stay the same for all blocks.
+// A lossy plane in one of the blocks of a wave; indexes are the same for all waves.
 struct encode_plane {
     uint64_t data;        // address of the source's row 0, channel 0
     uint32_t stride;      // bytes from row to row; transposed: from channel to channel
     uint32_t first_token; // of the page: the plane begins with it
     uint32_t cells;       // index of the cell of its first token
+    uint32_t block_token; // of the wave's tokens: the block begins with it
     uint32_t n_channels;
     uint32_t n_groups;
     uint32_t models;   // index of its model numbers
@@ -81,11 +83,12 @@ struct encode_cursors {
 
 // All that a launch of a wave reads and writes.
 struct encode_buffers {
-    const KC_GLOBAL encode_plane * planes;      // of the wave
-    const KC_GLOBAL group_job *    groups;      // of the launch: `unit` is a plane's number in the wave
-    uint32_t                       n_jobs;      // of the launch: groups, tiles of tokens, or planes
-    uint32_t                       block_begin; // tokens [block_begin, block_end) of the page
-    uint32_t                       block_end;
+    const KC_GLOBAL encode_plane * planes;       // of the wave
+    const KC_GLOBAL group_job *    groups;       // of the launch: `unit` is a plane's number in the wave
+    uint32_t                       n_jobs;       // of the launch: groups, tiles of tokens, or planes
+    uint32_t                       wave_begin;   // token of the page with which the wave's first block begins
+    uint32_t                       page_end;     // tokens of the page
+    uint32_t                       block_tokens; // of all blocks but the page's last
     const KC_GLOBAL uint32_t *     cells;
     const KC_GLOBAL uint8_t *      models;
     // the set of an encoding launch

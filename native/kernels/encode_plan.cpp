@@ -20,6 +20,10 @@ constexpr double   most_bits       = 10.01; // a symbol of frequency 1, and what
 // more than the sample's bits: a wave is planned with the first, gets memory with the second
 constexpr double   planned_margin  = 1.125;
 constexpr double   memory_margin   = 1.4;
+// A launch has so many groups of lanes if it can; a page takes so many waves at least, one of which is written while
+// the next one is made.
+constexpr uint32_t wanted_groups   = 4096;
+constexpr uint32_t least_waves     = 4;
 
 uint32_t n_groups_of(const lcg3::plane_record & plane) {
     return (plane.n_channels + 31) / 32;
@@ -89,16 +93,28 @@ encode_plan::encode_plan(const lcg3::trained_page & page, const std::vector<cach
             n_values += uint64_t{ block_rows_ } * page.planes[p].source->record.n_channels;
         }
     }
+    if (waves_.size() == 1 && wave_cost.pool_bytes > 0) {
+        // launches of one block do not fill a device
+        const uint64_t n_groups = std::max<uint64_t>(1, wave_sizes_.n_groups);
+        const uint64_t n_blocks =
+            std::min({ limits.pool_bytes / wave_cost.pool_bytes, limits.output_bytes / wave_cost.output_bytes,
+                       (wanted_groups + n_groups - 1) / n_groups, uint64_t{ page.n_blocks / least_waves } });
+        blocks_a_wave_ = std::max(1u, static_cast<uint32_t>(n_blocks));
+        if (uint64_t{ page.n_tokens } + uint64_t{ blocks_a_wave_ } * page.block_tokens > UINT32_MAX) {
+            blocks_a_wave_ = 1; // tokens are counted in 32 bits
+        }
+        add_blocks(waves_[0], blocks_a_wave_);
+    }
     for (auto & wave : waves_) {
         cost with_margin{};
         cost most{};
         for (const uint32_t p : wave.planes) {
             const cost a = expected(p, memory_margin);
             const cost b = expected(p, 0);
-            with_margin.pool_bytes += a.pool_bytes;
-            with_margin.output_bytes += a.output_bytes;
-            most.pool_bytes += b.pool_bytes;
-            most.output_bytes += b.output_bytes;
+            with_margin.pool_bytes += a.pool_bytes * blocks_a_wave_;
+            with_margin.output_bytes += a.output_bytes * blocks_a_wave_;
+            most.pool_bytes += b.pool_bytes * blocks_a_wave_;
+            most.output_bytes += b.output_bytes * blocks_a_wave_;
         }
         sizes_.n_chunks = std::max(
             sizes_.n_chunks, std::min({ with_margin.pool_bytes, most.pool_bytes, limits.pool_bytes }) / chunk_bytes);
@@ -184,6 +200,28 @@ void encode_plan::add_plane(encode_wave & wave, uint32_t p, const cachegen_rows 
     sizes_.n_channels = std::max(sizes_.n_channels, wave_sizes_.n_channels);
 }
 
+// the planes of a wave's other blocks, after those of the first
+void encode_plan::add_blocks(encode_wave & wave, uint32_t n_blocks) {
+    const encode_sizes of_block = wave_sizes_;
+    const size_t       n        = wave.planes.size();
+    for (uint32_t block = 1; block < n_blocks; block++) {
+        for (size_t i = 0; i < n; i++) {
+            encode_plane job = planes_[wave.first_job_plane + i];
+            job.block_token  = block * page_.block_tokens;
+            job.scales += block * static_cast<uint32_t>(of_block.n_scales);
+            job.groups += block * static_cast<uint32_t>(of_block.n_groups);
+            job.channels += block * static_cast<uint32_t>(of_block.n_channels);
+            planes_.push_back(job);
+            plane_sources_.push_back(plane_sources_[wave.first_job_plane + i]);
+            plane_sets_.push_back(plane_sets_[wave.first_job_plane + i]);
+        }
+    }
+    for (uint64_t encode_sizes::* one :
+         { &encode_sizes::n_planes, &encode_sizes::n_scales, &encode_sizes::n_groups, &encode_sizes::n_channels }) {
+        sizes_.*one = of_block.*one * n_blocks;
+    }
+}
+
 void encode_plan::add_jobs(encode_wave & wave) {
     struct launch_jobs {
         encode_launch          launch;
@@ -202,7 +240,8 @@ void encode_plan::add_jobs(encode_wave & wave) {
         return all.back().jobs;
     };
     std::vector<group_job> groups;
-    for (uint32_t i = 0; i < wave.planes.size(); i++) {
+    const auto             n_planes = static_cast<uint32_t>(wave.planes.size()) * blocks_a_wave_;
+    for (uint32_t i = 0; i < n_planes; i++) {
         const uint32_t       index  = wave.first_job_plane + i;
         const encode_plane & plane  = planes_[index];
         const uint32_t       source = plane_sources_[index];
@@ -222,8 +261,7 @@ void encode_plan::add_jobs(encode_wave & wave) {
     if (wave.planes.empty()) {
         return;
     }
-    const auto               n_planes = static_cast<uint32_t>(wave.planes.size());
-    std::vector<launch_jobs> all      = std::move(scales);
+    std::vector<launch_jobs> all = std::move(scales);
     all.insert(all.end(), encodes.begin(), encodes.end());
     all.push_back({ { encode_kind::lay_out, 0, 0, 0, 0, n_planes }, {} });
     all.push_back({ { encode_kind::gather, 0, 0, 0, 0, 0 }, std::move(groups) });

@@ -29,12 +29,12 @@ struct encode_set {
     std::vector<uint8_t>      class_of;
 };
 
-// Planes of a block that are encoded at a time: [first_plane, end_plane) of the page.
+// Planes of a block, or of several blocks, that are encoded at a time: [first_plane, end_plane) of the page.
 struct encode_wave {
     uint32_t                   first_plane;
     uint32_t                   end_plane;
     uint32_t                   first_job_plane; // of those that the device encodes, in the plan's planes
-    std::vector<uint32_t>      planes;          // the same, in the page
+    std::vector<uint32_t>      planes;          // the same, in the page; for every block they come again in the plan
     std::vector<encode_launch> launches;
 };
 
@@ -68,7 +68,9 @@ class encode_plan {
     const std::vector<group_job> &    jobs() const { return jobs_; }
     const std::vector<uint8_t> &      models() const { return models_; }
     const std::vector<uint32_t> &     cells() const { return cells_.all(); }
+    // of a block, one after another; a single one has blocks_a_wave() blocks
     const std::vector<encode_wave> &  waves() const { return waves_; }
+    uint32_t                          blocks_a_wave() const { return blocks_a_wave_; }
     const encode_sizes &              sizes() const { return sizes_; }
 
   private:
@@ -82,6 +84,7 @@ class encode_plan {
     cost     expected(uint32_t p, double margin) const;
     uint32_t set_of(const cachegen::lcg3::set_encoder & encoder);
     void     add_plane(encode_wave & wave, uint32_t p, const cachegen_rows & rows);
+    void     add_blocks(encode_wave & wave, uint32_t n_blocks);
     void     add_jobs(encode_wave & wave);
 
     const cachegen::lcg3::trained_page &             page_;
@@ -95,6 +98,7 @@ class encode_plan {
     std::vector<uint8_t>                             models_;
     cell_lists                                       cells_;
     std::vector<encode_wave>                         waves_;
+    uint32_t                                         blocks_a_wave_ = 1;
     encode_sizes                                     sizes_{};
     encode_sizes                                     wave_sizes_{};
 };
@@ -114,9 +118,9 @@ inline uint32_t side_of(uint32_t rotation) {
 }
 
 // shared memory of a workgroup that encodes with a set
-inline uint64_t encode_shared_bytes(const encode_set_shape & set, uint32_t n_side) {
-    return uint64_t{ encode_groups_a_workgroup } * n_side * chunk_bytes +
-           uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
+inline uint64_t encode_shared_bytes(const encode_set_shape & set, uint32_t n_side,
+                                    uint32_t n_groups = encode_groups_a_workgroup) {
+    return uint64_t{ n_groups } * n_side * chunk_bytes + uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
 }
 
 } // namespace kernels

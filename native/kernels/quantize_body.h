@@ -13,9 +13,11 @@ struct block_rows {
 };
 
 KC_FN block_rows rows_of(const KC_PRIVATE encode_buffers & in, const KC_PRIVATE encode_plane & plane) {
-    const uint32_t begin = in.block_begin > plane.first_token ? in.block_begin : plane.first_token;
+    const uint32_t block = in.wave_begin + plane.block_token;
+    const uint32_t end   = in.page_end > block + in.block_tokens ? block + in.block_tokens : in.page_end;
+    const uint32_t begin = block > plane.first_token ? block : plane.first_token;
     block_rows     rows;
-    rows.n     = in.block_end > begin ? in.block_end - begin : 0;
+    rows.n     = end > begin ? end - begin : 0; // 0 too where a wave has more blocks than the page has left
     rows.first = begin - plane.first_token;
     return rows;
 }

@@ -139,7 +139,8 @@ bool sample_counter::count(const lcg3::sampled_set & set, const uint8_t * models
 
     encode_buffers in{};
     in.planes        = at<const encode_plane>(begin + planes_at);
-    in.block_end     = sample_tokens;
+    in.page_end      = sample_tokens;
+    in.block_tokens  = sample_tokens;
     in.cells         = at<const uint32_t>(begin + cells_at);
     in.models        = at<const uint8_t>(begin + models_at);
     in.class_of      = class_of != nullptr ? at<const uint8_t>(begin + class_at) : nullptr;

@@ -60,9 +60,11 @@ TEST(encoded_pages) {
     kernels::cuda_device        device(0, own.handle);
     encoder_parity::unit_counts counts;
     kernel_parity::print(encoder_parity::compare_archives(device, many(60), false, counts));
-    printf("%llu units made, %llu without room\n", static_cast<unsigned long long>(counts.n_made),
+    printf("%llu units made, %llu of them in waves of several blocks, %llu without room\n",
+           static_cast<unsigned long long>(counts.n_made), static_cast<unsigned long long>(counts.n_in_wide_waves),
            static_cast<unsigned long long>(counts.n_without_room));
     CHECK(counts.n_made > least(1000));
+    CHECK(counts.n_in_wide_waves > least(200));
     CHECK(counts.n_counted > least(250));
     CHECK(counts.n_without_room < counts.n_made / 8);
 }
@@ -72,9 +74,11 @@ TEST(encoded_large_pages) {
     kernels::cuda_device        device(0, own.handle);
     encoder_parity::unit_counts counts;
     encoder_parity::compare_archives(device, 2, true, counts);
-    printf("%llu units made, %llu without room\n", static_cast<unsigned long long>(counts.n_made),
+    printf("%llu units made, %llu of them in waves of several blocks, %llu without room\n",
+           static_cast<unsigned long long>(counts.n_made), static_cast<unsigned long long>(counts.n_in_wide_waves),
            static_cast<unsigned long long>(counts.n_without_room));
     CHECK(counts.n_made > 100);
+    CHECK(counts.n_in_wide_waves > 50);
 }
 
 TEST(counted_samples) {

@@ -102,6 +102,10 @@ page_case make_page(std::mt19937 & random, bool is_large) {
     page.n_tokens                = is_large ? 500 + random() % 3000 : 1 + random() % 150;
     page.options.struct_size     = sizeof(page.options);
     page.options.block_tokens    = is_large ? 512 + random() % 1024 : blocks[random() % 4];
+    if (random() % 4 == 0) { // blocks for waves of several, the last wave having fewer
+        page.options.block_tokens = is_large ? 64 + random() % 64 : 32;
+        page.n_tokens             = is_large ? page.n_tokens : 200 + random() % 250;
+    }
     page.options.n_exact_tokens  = random() % 2 * 4;
     page.options.n_models        = 1 + random() % 20;
     page.options.n_classes       = random() % 3 == 0 ? 1 : 1 + random() % 16;
@@ -185,7 +189,8 @@ outcome encode_on_device(kernels::device & device, const page_case & page, uint3
         if (n_bytes != result.archive.size()) {
             cachegen::fail(CACHEGEN_ERR_INTERNAL, "an archive of another size");
         }
-        result.counts = { encoder.n_made(), encoder.n_without_room(), encoder.n_counted() };
+        result.counts = { encoder.n_made(), encoder.n_without_room(), encoder.n_counted(),
+                          encoder.blocks_a_wave() > 1 ? encoder.n_made() : 0 };
     });
     if (result.status != CACHEGEN_OK) {
         result.message = cachegen_last_message();
@@ -255,6 +260,7 @@ coverage compare_archives(kernels::device & device, uint32_t n_rounds, bool is_l
                 check_same(page, encode_on_host(page), there);
                 counts.n_made += there.counts.n_made;
                 counts.n_counted += there.counts.n_counted;
+                counts.n_in_wide_waves += there.counts.n_in_wide_waves;
                 counts.n_without_room += there.counts.n_without_room;
                 for (const auto & p : page.planes) {
                     covered[name_of(p)]++;

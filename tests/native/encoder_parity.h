@@ -10,9 +10,10 @@ using kernel_parity::coverage;
 
 // what became of the lossy units
 struct unit_counts {
-    uint64_t n_made         = 0; // by the device
-    uint64_t n_without_room = 0; // left to libcachegen
-    uint64_t n_counted      = 0; // sets whose sample the device counted
+    uint64_t n_made          = 0; // by the device
+    uint64_t n_without_room  = 0; // left to libcachegen
+    uint64_t n_counted       = 0; // sets whose sample the device counted
+    uint64_t n_in_wide_waves = 0; // made by the device, several blocks at a time
 };
 
 /*

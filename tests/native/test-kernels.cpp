@@ -112,10 +112,12 @@ TEST(encoded_pages) {
         if (is_first(setup)) {
             kernel_parity::print(covered);
         }
-        printf("%s: %llu sets counted, %llu units made, %llu without room\n", name_of(setup).c_str(),
-               static_cast<unsigned long long>(counts.n_counted), static_cast<unsigned long long>(counts.n_made),
+        printf("%s: %llu sets counted, %llu units made, %llu of them in waves of several blocks, %llu without room\n",
+               name_of(setup).c_str(), static_cast<unsigned long long>(counts.n_counted),
+               static_cast<unsigned long long>(counts.n_made), static_cast<unsigned long long>(counts.n_in_wide_waves),
                static_cast<unsigned long long>(counts.n_without_room));
         CHECK(counts.n_made > 100);
+        CHECK(counts.n_in_wide_waves > 20);
         CHECK(counts.n_counted > 50);
         CHECK(counts.n_without_room < counts.n_made / 8);
         CHECK_EQ(device.n_allocations(), uint64_t(0));

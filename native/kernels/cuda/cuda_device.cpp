@@ -417,7 +417,7 @@ void cuda_device::download_2d(uint8_t * bytes, uint64_t bytes_stride, uint64_t a
 
 void cuda_device::launch_encode(const encode_launch & launch, const encode_buffers & in) {
     const current_device current(index_);
-    check(launch_encoder(launch, in, 8 * n_processors_, stream_), "launching the encoder");
+    check(launch_encoder(launch, in, { n_processors_, shared_bytes_ }, stream_), "launching the encoder");
 }
 
 void cuda_device::mark(uint32_t index) {

@@ -6,6 +6,8 @@ namespace kernels {
 
 namespace {
 
+constexpr uint64_t reserved_shared_bytes = 1024; // of every workgroup, by CUDA
+
 cudaError_t launch_kernel(encode_entry_point which, const encode_buffers & in, uint32_t n_threads,
                           uint64_t shared_bytes, uint32_t max_workgroups, cudaStream_t stream) {
     if (shared_bytes > 48 << 10) {
@@ -24,10 +26,25 @@ cudaError_t launch_kernel(encode_entry_point which, const encode_buffers & in, u
                             n_threads, arguments, shared_bytes, stream);
 }
 
+// Groups of lanes of a workgroup: as few as let all workgroups run at the same time, which share no table.
+uint32_t encode_groups(const encode_launch & launch, const encode_buffers & in, const encode_machine & machine) {
+    const uint32_t most = encode_threads(static_cast<int>(launch.n_side)) / 32;
+    for (uint32_t n_groups = encode_groups_a_workgroup; n_groups <= most; n_groups += 4) {
+        const uint64_t bytes       = encode_shared_bytes(in.set, launch.n_side, n_groups) + reserved_shared_bytes;
+        const uint64_t a_processor = machine.shared_bytes / bytes;
+        if ((in.n_jobs + n_groups - 1) / n_groups <= a_processor * machine.n_processors) {
+            return n_groups;
+        }
+    }
+    return encode_groups_a_workgroup;
+}
+
 } // namespace
 
-cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & in, uint32_t max_workgroups,
+cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & in, const encode_machine & machine,
                            cudaStream_t stream) {
+    const uint32_t max_workgroups = 8 * machine.n_processors;
+    const uint32_t n_groups       = encode_groups(launch, in, machine);
     switch (launch.kind) {
         case encode_kind::scales:
             return launch_kernel(scales_entry_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
@@ -36,8 +53,8 @@ cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & 
             return launch_kernel(count_entry_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
                                  stream);
         case encode_kind::encode:
-            return launch_kernel(encode_entry_of(launch.source, launch.n_side), in, encode_threads,
-                                 encode_shared_bytes(in.set, launch.n_side), max_workgroups, stream);
+            return launch_kernel(encode_entry_of(launch.source, launch.n_side), in, 32 * n_groups,
+                                 encode_shared_bytes(in.set, launch.n_side, n_groups), max_workgroups, stream);
         case encode_kind::lay_out: return launch_kernel(lay_out_entry(), in, plane_threads, 0, max_workgroups, stream);
         default: return launch_kernel(gather_entry(), in, other_threads, 0, max_workgroups, stream);
     }

@@ -6,8 +6,12 @@
 
 namespace kernels {
 
-// max_workgroups  IN  of the launch; they take jobs in turn
-cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & in, uint32_t max_workgroups,
+struct encode_machine {
+    uint32_t n_processors;
+    uint64_t shared_bytes; // of a workgroup at most, which is about what a processor has
+};
+
+cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & in, const encode_machine & machine,
                            cudaStream_t stream);
 
 } // namespace kernels

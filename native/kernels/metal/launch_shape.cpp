@@ -151,13 +151,33 @@ metal_legacy_arguments arguments_of(const legacy_buffers & in) {
 }
 
 metal_encode_arguments arguments_of(const encode_buffers & in) {
-    return {
-        address(in.planes),      address(in.groups),     address(in.cells),  address(in.models), address(in.table),
-        address(in.slots),       address(in.class_of),   address(in.counts), address(in.scales), address(in.n_words),
-        address(in.first_chunk), address(in.first_word), address(in.states), address(in.places), address(in.cursors),
-        address(in.pool),        address(in.next_chunk), address(in.made),   address(in.output), in.n_jobs,
-        in.block_begin,          in.block_end,           in.n_pool,          in.n_output,        in.set
-    };
+    return { address(in.planes),
+             address(in.groups),
+             address(in.cells),
+             address(in.models),
+             address(in.table),
+             address(in.slots),
+             address(in.class_of),
+             address(in.counts),
+             address(in.scales),
+             address(in.n_words),
+             address(in.first_chunk),
+             address(in.first_word),
+             address(in.states),
+             address(in.places),
+             address(in.cursors),
+             address(in.pool),
+             address(in.next_chunk),
+             address(in.made),
+             address(in.output),
+             in.n_jobs,
+             in.wave_begin,
+             in.page_end,
+             in.block_tokens,
+             in.n_pool,
+             in.n_output,
+             in.set,
+             0 };
 }
 
 std::vector<std::string> kernel_names(metal_source source) {

@@ -71,11 +71,13 @@ struct metal_encode_arguments {
     uint64_t         made;        // unit_made, in memory that the host reads
     uint64_t         output;      // uint8_t, the same
     uint32_t         n_jobs;
-    uint32_t         block_begin;
-    uint32_t         block_end;
+    uint32_t         wave_begin;
+    uint32_t         page_end;
+    uint32_t         block_tokens;
     uint32_t         n_pool;
     uint32_t         n_output;
     encode_set_shape set;
+    uint32_t         reserved; // 0
 };
 
 } // namespace kernels
