@@ -30,7 +30,6 @@ struct encode_plane {
     uint32_t stride;      // bytes from row to row; transposed: from channel to channel
     uint32_t first_token; // of the page: the plane begins with it
     uint32_t cells;       // index of the cell of its first token
-    uint32_t block_token; // of the wave's tokens: the block begins with it
     uint32_t n_channels;
     uint32_t n_groups;
     uint32_t models;   // index of its model numbers
@@ -42,6 +41,8 @@ struct encode_plane {
     uint32_t is_fp16;         // the source's numbers are F16
     uint32_t rotation;        // to be undone, 0 for none
     float    rotation_factor; // 1 / sqrt of it
+    uint32_t block_token;     // of the wave's tokens: the block begins with it
+    uint32_t reserved;        // 0
 };
 
 // The shape of a symbol set's encoding tables.

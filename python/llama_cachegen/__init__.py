@@ -14,8 +14,17 @@ from .errors import CachegenError, MissReason, PageMismatchError
 from .ggml_types import GgmlType
 from .page import Page, PageComponent
 from .page_identity import PageIdentity
-from .receipts import FirstTokenTiming, Outcome, PrefillTiming, RestoreReceipt, SaveReceipt
+from .receipts import (
+    FirstTokenTiming,
+    Outcome,
+    PrefillTiming,
+    RestoreReceipt,
+    SaveReceipt,
+    StoreRestoreReceipt,
+    StoreSaveReceipt,
+)
 from .session import Session
+from .store import Store
 
 __all__ = [
     "ABI_VERSION",
@@ -36,6 +45,9 @@ __all__ = [
     "RestoreReceipt",
     "SaveReceipt",
     "Session",
+    "Store",
+    "StoreRestoreReceipt",
+    "StoreSaveReceipt",
     "errors",
 ]
 

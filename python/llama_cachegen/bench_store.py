@@ -23,7 +23,7 @@ from .store.files import Files
 from .store.layout import segment_name
 from .store.segment import Manifest, encode_prefix
 
-__all__ = ["N_ENTRIES", "N_PROMPT_TOKENS", "run"]
+__all__ = ["N_ENTRIES", "N_PROMPT_TOKENS", "cpu_name", "run"]
 
 N_ENTRIES = 100_000
 N_PROMPT_TOKENS = 19_000
@@ -214,7 +214,7 @@ def run(
         shutil.rmtree(root)
     return {
         "machine": {
-            "cpu": _cpu(),
+            "cpu": cpu_name(),
             "n_cpus": os.cpu_count(),
             "load_1min": os.getloadavg()[0],
             "python": platform.python_version(),
@@ -234,7 +234,8 @@ def run(
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The processor's name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
-from . import bench_store, cli_codec, cli_files, cli_qualify, cli_store
+from . import bench_store, bench_store_restore, cli_codec, cli_files, cli_qualify, cli_store, cli_tiers
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
@@ -295,7 +295,65 @@ def bench_a_store(
     Console().print(table)
 
 
+@bench.command("store-restore")
+@click.option("--model", default="smollm2", show_default=True, help="name of a fetched model, or a GGUF file")
+@click.option("--profile", default="balanced", show_default=True, help="of the archives")
+@click.option("--type-k", default="f16", show_default=True, help="ggml type of the K cache")
+@click.option("--type-v", default="f16", show_default=True, help="ggml type of the V cache")
+@click.option("--tokens", "n_tokens", default=bench_store_restore.N_TOKENS, show_default=True, type=click.IntRange(64))
+@click.option("--rounds", "n_rounds", default=bench_store_restore.N_ROUNDS, show_default=True, type=click.IntRange(1))
+@click.option("--directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="where to make it")
+@_json_option
+def bench_store_restores(
+    model: str,
+    profile: str,
+    type_k: str,
+    type_v: str,
+    n_tokens: int,
+    n_rounds: int,
+    directory: Path | None,
+    as_json: bool,
+) -> None:
+    """A prompt restored out of an archive file and out of stores, in turns: what the store costs."""
+    console = Console(stderr=True)
+    result = bench_store_restore.run(
+        model=models_module.resolve_model(model),
+        profile=profile,
+        n_tokens=n_tokens,
+        n_rounds=n_rounds,
+        type_k=type_k,
+        type_v=type_v,
+        directory=directory,
+        progress=lambda text: console.print(f"[dim]{text}[/dim]"),
+    )
+    if as_json:
+        _print_json(result)
+        return
+    machine = result["machine"]
+    table = Table(
+        title=f"{result['n_tokens']:,} tokens, K {type_k}, V {type_v}, {profile}: {_mib(result['archive_bytes'])}",
+        caption=f"median (quartiles) of {result['n_rounds']} rounds in random order, warm page cache; more: within a "
+        f"round; {machine['n_cpus']} x {machine['cpu']}, load {machine['load_1min']:.1f}, Python {machine['python']}",
+    )
+    for column in ("restore out of", "ms", "more than the file, ms", "of it", "processor ms", "more", "lookup ms"):
+        table.add_column(column, justify="left" if column == "restore out of" else "right")
+    for name, case in result["cases"].items():
+        ms, more, lookup = case["ms"], case["more_ms"], case["lookup_ms"]
+        table.add_row(
+            name,
+            f"{ms['median']:.2f} ({ms['q1']:.2f}-{ms['q3']:.2f})",
+            f"{more['median']:.2f} ({more['q1']:.2f}-{more['q3']:.2f})" if lookup else "",
+            f"{100 * case['more_of_file']:.1f} %" if lookup else "",
+            f"{case['cpu_ms']['median']:.2f}",
+            f"{100 * case['more_cpu_of_file']:.1f} %" if lookup else "",
+            f"{lookup['median']:.2f}" if lookup else "",
+        )
+    Console().print(table)
+
+
 bench.add_command(cli_codec.archives)
+for command in (cli_tiers.pull, cli_tiers.push, cli_tiers.tiers):
+    cli_store.store.add_command(command)
 cli.add_command(cli_store.store)
 cli.add_command(cli_codec.codec)
 cli.add_command(cli_files.inspect)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .cli_common import json_option, print_json
 from .errors import CertificateError
+from .qualify.certificate import plain_certificate
 from .qualify.claims import CERTIFICATES, check_documents, write_documents
 from .qualify.publish import publish
 from .qualify.report_page import report_page
@@ -23,7 +24,12 @@ __all__ = ["qualify", "report"]
 
 
 def _declared(
-    workload: str, model: str | None, texts: tuple[str, ...], rows: str | None, n_tokens: int | None
+    workload: str,
+    model: str | None,
+    texts: tuple[str, ...],
+    rows: str | None,
+    n_tokens: int | None,
+    n_gpu_layers: int | None,
 ) -> Workload:
     one = load_workload(workload)
     changes: dict[str, object] = {}
@@ -41,6 +47,10 @@ def _declared(
         changes["quick"] = msgspec.structs.replace(one.quick, **quick)
         changes["name"] = f"own-{one.name}"
         one = msgspec.structs.replace(one, **changes)
+    if n_gpu_layers is not None:
+        # the same question on other hardware: the name stays
+        one = msgspec.structs.replace(one, n_gpu_layers=n_gpu_layers)
+    if changes or n_gpu_layers is not None:
         check_workload(one, workload)
     return one
 
@@ -51,6 +61,12 @@ def _declared(
 @click.option("--text", "texts", multiple=True, help="in place of the workload's; may be given several times")
 @click.option("--rows", help="typed rows in place of the workload's, as in f16/f16,q8_0/f16")
 @click.option("--tokens", "n_tokens", type=click.IntRange(64), help="of the prompt, in place of the workload's")
+@click.option(
+    "--gpu-layers",
+    "n_gpu_layers",
+    type=click.IntRange(0),
+    help="layers on the accelerator, and their part of the cache; more than the model has: all",
+)
 @click.option("--quick", "is_quick", is_flag=True, help="few tokens and repeats, as the workload declares them: for CI")
 @click.option("--resume", is_flag=True, help="go on with a run that was interrupted")
 @click.option("--restart", is_flag=True, help="drop what an interrupted run left")
@@ -73,6 +89,7 @@ def qualify(
     texts: tuple[str, ...],
     rows: str | None,
     n_tokens: int | None,
+    n_gpu_layers: int | None,
     is_quick: bool,
     resume: bool,
     restart: bool,
@@ -81,7 +98,7 @@ def qualify(
     as_json: bool,
 ) -> None:
     """Measure a workload on this machine, decide row by row, and write a certificate. A stop is a result too."""
-    declared = _declared(workload, model, texts, rows, n_tokens)
+    declared = _declared(workload, model, texts, rows, n_tokens, n_gpu_layers)
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -105,7 +122,7 @@ def qualify(
     sealed = publish(made, folder)
     forget_run(declared, work, is_quick=is_quick)
     if as_json:
-        print_json(msgspec.to_builtins(sealed))
+        print_json(plain_certificate(sealed))
         return
     for row in sealed.rows:
         click.echo(f"{row.name}: {row.decision.outcome}")

@@ -1,10 +1,12 @@
-"""Commands on a store: ls, info, verify, prune, rm, why-miss, stats."""
+"""Commands on a store: ls, info, inspect, verify, prune, rm, why-miss, stats, soak."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import click
 import msgspec
 import numpy as np
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from . import soak_store
 from .cli_common import json_option, print_json
 from .errors import StoreError
 from .file_kinds import FileKind, kind_of
@@ -21,6 +25,7 @@ from .models import cache_dir
 from .page import Page
 from .store import Store, StoreIdentity, format_size, parse_size, store_identity
 from .store.index import Root, Row
+from .store_contents import segment_contents
 
 __all__ = ["store"]
 
@@ -83,6 +88,18 @@ def _facts(row: Row, root: Root | None = None) -> dict[str, Any]:
     if root is not None:
         facts |= {"codec": root.codec.title, "model": root.identity.model_name, "namespace": root.identity.namespace}
     return facts
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=console, disable=not console.is_terminal, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(title, total=None)
+        yield lambda n_done, n_total: bar.update(task, completed=n_done, total=n_total)
 
 
 @click.group()
@@ -149,18 +166,72 @@ def info(key: str, path: Path, key_file: Path | None, as_json: bool) -> None:
         click.echo(f"{name}: {value}")
 
 
+@store.command("inspect")
+@click.argument("key")
+@_path_option
+@_key_option
+@json_option
+def inspect(key: str, path: Path, key_file: Path | None, as_json: bool) -> None:
+    """What is in one segment's file: sections, blocks, the archive. KEY is its key, or the beginning of it.
+
+    Reads every byte of it; exit code 1 if it is damaged.
+    """
+    with _open(path, key_file, write=False) as opened:
+        facts = segment_contents(opened, key)
+    if as_json:
+        print_json(facts)
+    else:
+        _print_contents(facts)
+    if facts["damage"] is not None:
+        sys.exit(1)
+
+
+def _print_contents(facts: dict[str, Any]) -> None:
+    click.echo(f"segment {facts['key']}: tokens {facts['pos_begin']} .. {facts['pos_begin'] + facts['n_tokens'] - 1}")
+    click.echo(f"digests: {facts['damage'] or 'match'}")
+    table = Table()
+    for column in ("section", "offset", "size"):
+        table.add_column(column, justify="left" if column == "section" else "right")
+    for section in facts["sections"]:
+        table.add_row(section["name"], str(section["offset"]), format_size(section["n_bytes"]))
+    Console().print(table)
+    for block in facts["blocks"]:
+        first = " ".join(str(token) for token in block["first_tokens"])
+        click.echo(f"block at {block['pos_begin']}: {block['n_tokens']} tokens, {block['hash'][:12]}: {first} ...")
+    archive = facts["archive"]
+    if archive is not None:
+        click.echo(
+            f"archive: {archive['n_tokens']} tokens, {format_size(archive['archive_bytes'])}, of them "
+            f"{format_size(archive['metadata_bytes'])} metadata"
+        )
+        for plane in archive["planes"]:
+            click.echo(
+                f"  {plane['n']} x {plane['kind']} {plane['type']}, {plane['mode']}: {format_size(plane['n_bytes'])}"
+            )
+
+
 @store.command("verify")
 @_path_option
 @_key_option
 @click.option("--quarantine", is_flag=True, help="put damaged segments aside")
 @click.option("--repair", is_flag=True, help="the same; also remove what cannot be reached, and mend the index")
+@click.option("--dry-run", is_flag=True, help="only say what would be done")
 @json_option
-def verify(path: Path, key_file: Path | None, quarantine: bool, repair: bool, as_json: bool) -> None:
+def verify(path: Path, key_file: Path | None, quarantine: bool, repair: bool, dry_run: bool, as_json: bool) -> None:
     """Check every byte of every segment; exit code 1 if something has to be done."""
-    with _open(path, key_file, write=quarantine or repair) as opened:
-        report = opened.verify(quarantine=quarantine, repair=repair)
+    changes = (quarantine or repair) and not dry_run
+    with _open(path, key_file, write=changes) as opened, _progress("segments") as progress:
+        report = opened.verify(quarantine=changes, repair=repair and changes, progress=progress)
+    if dry_run:
+        would = {"damaged": "quarantined"} if quarantine or repair else {}
+        would |= {"orphan": "removed", "index": "rebuilt"} if repair else {}
+        findings = [
+            dataclasses.replace(one, action=f"would be {would[one.kind]}" if one.kind in would else "")
+            for one in report.findings
+        ]
+        report = dataclasses.replace(report, findings=tuple(findings))
     if as_json:
-        print_json({"ok": report.ok, **dataclasses.asdict(report)})
+        print_json({"ok": report.ok, "dry_run": dry_run, **dataclasses.asdict(report)})
     else:
         for finding in report.findings:
             done = f" [{finding.action}]" if finding.action else ""
@@ -197,8 +268,9 @@ def _print_removed(rows: list[Row], dry_run: bool, as_json: bool) -> None:
 @json_option
 def prune(target_bytes: int, path: Path, key_file: Path | None, dry_run: bool, as_json: bool) -> None:
     """Remove the segments used longest ago until the store takes no more than that."""
-    with _open(path, key_file, write=not dry_run) as opened:
-        _print_removed(opened.prune(target_bytes, dry_run=dry_run), dry_run, as_json)
+    with _open(path, key_file, write=not dry_run) as opened, _progress("removed") as progress:
+        removed = opened.prune(target_bytes, dry_run=dry_run, progress=progress)
+    _print_removed(removed, dry_run, as_json)
 
 
 @store.command("rm")
@@ -259,6 +331,50 @@ def _question(page: Path, swa_window: int, swa_policy: Any) -> tuple[StoreIdenti
             raise StoreError(f"{page} begins at position {opened.pos_begin}; a page from position 0 on is needed")
         identity = store_identity(opened.identity, opened.components, swa_window=swa_window, swa_policy=swa_policy)
         return identity, np.array(opened.tokens)
+
+
+@store.command("soak")
+@click.option("--seconds", type=click.FloatRange(1), default=600, show_default=True)
+@click.option("--readers", "n_readers", type=click.IntRange(1, 64), default=soak_store.N_READERS, show_default=True)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="where the store it makes lies; default: the system's temporary directory",
+)
+@json_option
+def soak(seconds: float, n_readers: int, directory: Path | None, as_json: bool) -> None:
+    """Readers and a writer on a store of their own for a while: wrong bytes, lost entries, memory and disk.
+
+    Exit code 1 if anything was wrong.
+    """
+    console = Console(stderr=True)
+    with Progress(TextColumn("soak"), BarColumn(), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("soak", total=int(seconds))
+        result = soak_store.run(
+            seconds=seconds,
+            n_readers=n_readers,
+            directory=directory,
+            progress=lambda n_done, n_total: bar.update(task, completed=n_done),
+        )
+    if as_json:
+        print_json(result)
+    else:
+        table = Table()
+        for column in ("process", "did", "MiB", "opened", "own memory, MiB"):
+            table.add_column(column, justify="left" if column in ("process", "did") else "right")
+        for row in soak_store.table_rows(result):
+            table.add_row(*row)
+        Console().print(table)
+        click.echo(
+            f"{result['n_committed']} saves returned, {result['n_segments']} segments at the end; {result['n_pinned']} "
+            f"pinned, {result['n_pinned_lost']} of them lost; disk at most {format_size(result['disk_max_bytes'])} of "
+            f"{format_size(result['disk_limit_bytes'])} allowed"
+        )
+        for failure in result["failures"]:
+            click.echo(f"failed: {failure}")
+        click.echo("soak: " + ("failed" if result["failures"] else "ok"))
+    if result["failures"]:
+        sys.exit(1)
 
 
 @store.command("stats")

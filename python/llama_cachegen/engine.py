@@ -165,6 +165,8 @@ class Engine:
         self._free_seq_ids = list(range(n_seq_max))
         self._sessions: dict[int, Session] = {}
         self.n_seq_max = n_seq_max
+        self.swa_full = swa_full
+        self._store_identity: Any = None
         self.n_ctx_seq = n_ctx * n_seq_max if kv_unified else int(llama.llama_n_ctx_seq(self._ctx))
         self.n_batch = int(llama.llama_n_batch(self._ctx))
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))

@@ -46,8 +46,16 @@ __all__ = [
     "StoreLockedError",
     "StoreLowDiskError",
     "StoreMissingError",
+    "StoreQueueFullError",
     "StoreReadOnlyError",
     "StoreVersionError",
+    "TierDamagedError",
+    "TierError",
+    "TierFullError",
+    "TierMissingError",
+    "TierSetupError",
+    "TierTimeoutError",
+    "TierUnavailableError",
     "TranscodeError",
     "UnknownFileError",
     "UnsupportedMemoryError",
@@ -173,6 +181,10 @@ class StoreFullError(StoreError):
     """The entry does not fit into the byte budget, even with all evicted that may be."""
 
 
+class StoreQueueFullError(StoreError):
+    """The store's thread has as much to save as its queue holds. Nothing was taken over."""
+
+
 class StoreChainError(StoreError):
     """What comes before the entry is not in the store, or already is more than that."""
 
@@ -191,6 +203,34 @@ class SegmentVersionError(SegmentError):
 
 class SegmentKeyError(SegmentError):
     """The segment's digests are keyed and the store's are not, or the reverse. It is kept."""
+
+
+class TierError(StoreError):
+    """A tier did not do what it was asked to. What the local store held it still holds."""
+
+
+class TierSetupError(TierError):
+    """A tier cannot be opened: its package is not installed, its address is none, or it refuses."""
+
+
+class TierMissingError(TierError):
+    """The tier answered that it has no such segment."""
+
+
+class TierUnavailableError(TierError):
+    """The tier could not be asked, or failed. Another attempt may succeed."""
+
+
+class TierTimeoutError(TierUnavailableError):
+    """There was no answer within the deadline. What comes later is dropped."""
+
+
+class TierFullError(TierError):
+    """The tier has no room for it, or takes nothing of that size."""
+
+
+class TierDamagedError(TierError):
+    """What the tier has under that name is not what it says it is, or not all of it."""
 
 
 class PageMismatchError(CachegenError):

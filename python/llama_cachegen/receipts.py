@@ -10,9 +10,13 @@ from .errors import MissReason
 
 
 class Outcome(str, enum.Enum):
-    """How a restore ended. Damaged files and wrong calls are exceptions, not outcomes."""
+    """How a restore ended. Damaged files and wrong calls are exceptions, not outcomes.
+
+    PARTIAL: out of a store, some first tokens of the prompt.
+    """
 
     RESTORED = "restored"
+    PARTIAL = "partial"
     MISS = "miss"
 
 
@@ -174,6 +178,97 @@ class PrefillTiming:
 
     n_evaluated: int
     total_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreSaveReceipt:
+    """A sequence was saved to a store.
+
+    Attributes:
+        key: of the segment that ends with the sequence's last token, hexadecimal.
+        written: False if the store had all of it.
+        n_tokens: tokens of the sequence that the store now has.
+        pos_begin: the segment written begins there; what is before was in the store.
+        payload_bytes, file_bytes: of the archive, and of the segment around it.
+        n_evicted: segments removed to make room.
+        codec: name, version and profile, and whether it is exact, in words.
+        is_exact: every bit of the cache comes back.
+        backend: what encoded it; "" if nothing was.
+        n_host_staged: components that went by way of host memory.
+        encode_ms: encoding, into memory.
+        store_ms: digest, write and syncs.
+    """
+
+    key: str
+    written: bool
+    n_tokens: int
+    pos_begin: int
+    payload_bytes: int
+    file_bytes: int
+    n_evicted: int
+    codec: str
+    is_exact: bool
+    backend: str
+    n_host_staged: int
+    encode_ms: float
+    store_ms: float
+    total_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _as_dict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreRestoreReceipt:
+    """A prompt was asked for in a store.
+
+    Attributes:
+        outcome: RESTORED: the sequence holds the whole prompt. PARTIAL: its first `n_held` tokens. MISS: nothing was
+            added.
+        reason, field, detail: of a partial restore or a miss: what differs or is wrong, the first field that differs,
+            and the same in words; else None and "".
+        n_prompt_tokens: of the prompt.
+        n_tokens: tokens that were added.
+        n_held: tokens of the prompt that the sequence now holds.
+        n_parts: segments they came from.
+        is_exact: all that was added is as it was saved, bit for bit.
+        codec: of the segments, in words; "" for a miss.
+        backend: where the tensors are that were written.
+        payload_bytes: bytes written to the cache.
+        archive_bytes: bytes of the archives that were read, as a whole.
+        n_threads, n_host_staged: threads that decoded; components that went by way of host memory.
+        lookup_ms: asking the store, opening segments and checking all but their payloads.
+        decode_ms: the restore itself, digests included.
+    """
+
+    outcome: Outcome
+    reason: MissReason | None
+    field: str
+    detail: str
+    n_prompt_tokens: int
+    n_tokens: int
+    n_held: int
+    n_parts: int
+    is_exact: bool
+    codec: str
+    backend: str
+    payload_bytes: int
+    archive_bytes: int
+    n_threads: int
+    n_host_staged: int
+    lookup_ms: float
+    decode_ms: float
+    total_ms: float
+
+    @property
+    def restored(self) -> bool:
+        """True if the sequence now holds the whole prompt."""
+        return self.outcome is Outcome.RESTORED
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

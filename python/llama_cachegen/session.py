@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _binding
+from . import _binding, session_store
 from ._archive_calls import Cancel, ComponentCapability
 from ._binding import ffi, lib, llama
 from ._timing import ms_since
@@ -24,8 +24,22 @@ from .errors import ContextError, DecodeError, MissReason, PageMismatchError
 from .page import ComponentKind, Page, PageComponent
 from .page_file import MAGIC, open_regular
 from .page_identity import compare_identity
-from .receipts import FirstTokenTiming, Outcome, PrefillTiming, RestoreReceipt, SaveReceipt
+from .receipts import (
+    FirstTokenTiming,
+    Outcome,
+    PrefillTiming,
+    RestoreReceipt,
+    SaveReceipt,
+    StoreRestoreReceipt,
+    StoreSaveReceipt,
+)
 from .session_archives import restore_archive, save_archive
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from .store import CodecStamp, SaveResult, Store
+    from .store.later import WhenFull
 
 __all__ = ["Session"]
 
@@ -80,6 +94,7 @@ class Session:
         """Tokens that were evaluated for this session, restored ones not counted."""
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None
+        self._inexact_from: int | None = None
         self._closed = False
 
     # state
@@ -93,6 +108,14 @@ class Session:
     def tokens(self) -> NDArray[np.int32]:
         """A copy of the tokens, shape [n_tokens], int32."""
         return np.array(self._tokens, dtype=np.int32)
+
+    @property
+    def n_exact_tokens(self) -> int:
+        """Tokens, from the first one on, whose K and V are those of their evaluation, bit for bit.
+
+        Fewer than `n_tokens` after a lossy restore, or one into another type; what is evaluated then is not either.
+        """
+        return self.n_tokens if self._inexact_from is None else self._inexact_from
 
     @property
     def pos_max(self) -> int:
@@ -115,6 +138,8 @@ class Session:
         finally:  # Ctrl-C during the call is raised after it
             del self._tokens[n_left:]
             self._logits = None
+            if self._inexact_from is not None and n_left <= self._inexact_from:
+                self._inexact_from = None
 
     def _check_can_cut(self, n_tokens: int) -> None:
         """Raises ContextError unless the sequence can go on after its first n_tokens tokens."""
@@ -136,7 +161,7 @@ class Session:
     @contextlib.contextmanager
     def _appending(self) -> Iterator[None]:
         """If what happens inside fails, make the sequence hold what it held, whatever had been appended."""
-        n_before, logits = self.n_tokens, self._logits
+        n_before, logits, inexact_from = self.n_tokens, self._logits, self._inexact_from
         try:
             yield
         except BaseException:
@@ -144,10 +169,14 @@ class Session:
                 self._truncate(n_before)
             del self._tokens[n_before:]
             self._logits = logits
+            if self.n_tokens == n_before:
+                self._inexact_from = inexact_from
             raise
 
-    def _append(self, tokens: NDArray[np.int32]) -> None:
+    def _append(self, tokens: NDArray[np.int32], *, is_exact: bool = True) -> None:
         """Note tokens that llama.cpp now holds."""
+        if not is_exact and self._inexact_from is None:
+            self._inexact_from = self.n_tokens
         self._tokens.extend(int(token) for token in tokens)
         self._logits = None
 
@@ -486,6 +515,94 @@ class Session:
             except PageMismatchError as miss:
                 return RestoreReceipt.miss(miss.reason, miss.detail, open_ms=open_ms, total_ms=ms_since(t_start))
         return dataclasses.replace(receipt, open_ms=open_ms, total_ms=ms_since(t_start))
+
+    # stores
+
+    def save_to(
+        self,
+        store: Store,
+        tokens: Sequence[int] | NDArray[np.int32] | None = None,
+        profile: str | Profile = "exact",
+        *,
+        n_threads: int = 0,
+        cancel: Cancel | None = None,
+        host_staged: bool = False,
+    ) -> StoreSaveReceipt:
+        """Save what the store lacks of the sequence, as an archive that continues what it has.
+
+        Args:
+            store: open for writing.
+            tokens: the first tokens of the sequence, to save no more than them; None: all.
+            profile: of the codec, or its name; "exact" is lossless. What was evaluated after a lossy restore is saved
+                as lossy whatever the profile.
+            n_threads, cancel, host_staged: as `save`.
+
+        Raises:
+            ContextError: the sequence is empty, or does not begin with these tokens.
+            UnsupportedMemoryError, NonFiniteError, CancelledError, PageRangeError: as `save`; of a recurrent state only
+                the whole sequence can be saved.
+            StoreError, OSError: as `Store.save`.
+        """
+        return session_store.save_to(self, store, tokens, profile, n_threads, cancel, host_staged)
+
+    def save_to_later(
+        self,
+        store: Store,
+        tokens: Sequence[int] | NDArray[np.int32] | None = None,
+        profile: str | Profile = "exact",
+        *,
+        when_full: WhenFull = "refuse",
+        wait_timeout_s: float | None = None,
+        n_threads: int = 0,
+        cancel: Cancel | None = None,
+        host_staged: bool = False,
+    ) -> Future[SaveResult]:
+        """Encode what the store lacks now, between two decode calls, and let the store's thread write it.
+
+        The entry is the sequence as it is at this call. When this returns, decoding can go on.
+
+        Args:
+            when_full, wait_timeout_s: as `Store.save_later`.
+            The others: as `save_to`.
+
+        Raises:
+            StoreQueueFullError, StoreReadOnlyError: as `Store.save_later`. What the store's thread meets is raised by
+                the future.
+            The others: as `save_to`.
+        """
+        return session_store.save_to_later(
+            self, store, tokens, profile, when_full, wait_timeout_s, n_threads, cancel, host_staged
+        )
+
+    def restore_from(
+        self,
+        store: Store,
+        tokens: Sequence[int] | NDArray[np.int32],
+        *,
+        lossy: bool = False,
+        codecs: Sequence[CodecStamp] | None = None,
+        n_threads: int = 0,
+        cancel: Cancel | None = None,
+        host_staged: bool = False,
+    ) -> StoreRestoreReceipt:
+        """Append what the store has of a prompt, from the sequence's end on, as far as it goes without a gap.
+
+        Args:
+            store: any mode.
+            tokens: the prompt from position 0 on; the sequence must be empty or hold the first tokens of it.
+            lossy: whether lossy entries may answer. Without it an exact question gets no lossy answer.
+            codecs: only entries of these, the first ones preferred.
+            n_threads, cancel, host_staged: as `restore`.
+
+        Returns:
+            A receipt: restored, partial or a miss; the last two with the reason, and where it ended.
+
+        Raises:
+            ContextError: the sequence holds other tokens than the prompt.
+            NoCellsError, UnsupportedMemoryError, CancelledError: as `restore`. The session is as it was.
+            StoreError: the store is closed, or its index cannot be made.
+        """
+        return session_store.restore_from(self, store, tokens, lossy, codecs, n_threads, cancel, host_staged)
 
     def _compare_tokens(self, page: Page, prompt: NDArray[Any]) -> None:
         begin, end = page.pos_begin, page.pos_begin + page.n_tokens

@@ -36,5 +36,7 @@ unit_counts compare_without_room(kernels::device & device);
 
 // one page of every mode; false: the device failed with ERR_OUT_OF_MEMORY
 bool encode_one(kernels::device & device);
+// as kernel_parity::decode_one()
+bool encode_one(kernels::device & device, std::string & why);
 
 } // namespace encoder_parity

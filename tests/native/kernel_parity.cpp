@@ -478,7 +478,9 @@ uint64_t compare_damaged(kernels::device & device, uint32_t n_rounds) {
     return n_refused;
 }
 
-bool decode_one(kernels::device & device) {
+namespace {
+
+int32_t try_to_decode_one(kernels::device & device, std::string & why) {
     std::mt19937 random(5);
     page_case    page         = make_page(random, false);
     page.n_tokens             = 90;
@@ -498,7 +500,27 @@ bool decode_one(kernels::device & device) {
             cachegen::fail(static_cast<cachegen_status>(there.status), "%s", there.message.c_str());
         }
     });
+    why                   = status == CACHEGEN_OK ? "" : cachegen_last_message();
+    return status;
+}
+
+} // namespace
+
+bool is_of_device(int32_t status) {
+    return status == CACHEGEN_OK || status == CACHEGEN_ERR_OUT_OF_MEMORY || status == CACHEGEN_ERR_INTERNAL ||
+           status == CACHEGEN_ERR_UNSUPPORTED;
+}
+
+bool decode_one(kernels::device & device) {
+    std::string   why;
+    const int32_t status = try_to_decode_one(device, why);
     CHECK(status == CACHEGEN_OK || status == CACHEGEN_ERR_OUT_OF_MEMORY);
+    return status == CACHEGEN_OK;
+}
+
+bool decode_one(kernels::device & device, std::string & why) {
+    const int32_t status = try_to_decode_one(device, why);
+    CHECK(is_of_device(status));
     return status == CACHEGEN_OK;
 }
 

@@ -28,6 +28,11 @@ uint64_t compare_damaged(kernels::device & device, uint32_t n_rounds);
 
 // one page of every mode; false: the device failed with ERR_OUT_OF_MEMORY
 bool decode_one(kernels::device & device);
+// the same; it may also fail with ERR_INTERNAL or ERR_UNSUPPORTED. why: with what words
+bool decode_one(kernels::device & device, std::string & why);
+
+// OK, or a status that a device fails with
+bool is_of_device(int32_t status);
 
 void print(const coverage & covered);
 

@@ -439,7 +439,9 @@ void check_legacy_destinations(kernels::device & device) {
     check(CACHEGEN_OK, [](all &) {});
 }
 
-bool decode_legacy_one(kernels::device & device) {
+namespace {
+
+int32_t try_to_decode_legacy_one(kernels::device & device, std::string & why) {
     std::mt19937             random(6);
     std::vector<legacy_part> parts(6, { 1, CACHEGEN_CKG1_F16_ROWS, 32, 9, 40 });
     parts[1].version = 2;
@@ -454,7 +456,22 @@ bool decode_legacy_one(kernels::device & device) {
             cachegen::fail(static_cast<cachegen_status>(there.status), "%s", there.message.c_str());
         }
     });
+    why                   = status == CACHEGEN_OK ? "" : cachegen_last_message();
+    return status;
+}
+
+} // namespace
+
+bool decode_legacy_one(kernels::device & device) {
+    std::string   why;
+    const int32_t status = try_to_decode_legacy_one(device, why);
     CHECK(status == CACHEGEN_OK || status == CACHEGEN_ERR_OUT_OF_MEMORY);
+    return status == CACHEGEN_OK;
+}
+
+bool decode_legacy_one(kernels::device & device, std::string & why) {
+    const int32_t status = try_to_decode_legacy_one(device, why);
+    CHECK(is_of_device(status));
     return status == CACHEGEN_OK;
 }
 

@@ -34,5 +34,7 @@ void check_legacy_destinations(kernels::device & device);
 
 // one page in several uploads; false: the device failed with ERR_OUT_OF_MEMORY
 bool decode_legacy_one(kernels::device & device);
+// as decode_one()
+bool decode_legacy_one(kernels::device & device, std::string & why);
 
 } // namespace kernel_parity

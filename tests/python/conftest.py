@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape with other weights."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "other.gguf", seed=2)
+
+
+@pytest.fixture(scope="session")
+def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """make(architecture) -> path of a GGUF file: small and random; llama.cpp's own test makes it."""
+    folder = tmp_path_factory.mktemp("architectures")
+    program = native_build() / "tests" / "native" / "test-memory-classes"
+
+    def make(architecture: str) -> Path:
+        path = folder / f"{architecture}.gguf"
+        if not path.exists():
+            subprocess.run([program, "--save", architecture, path], check=True)
+        return path
+
+    return make
 
 
 @pytest.fixture(scope="session")

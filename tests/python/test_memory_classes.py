@@ -6,13 +6,11 @@ a restore that succeeds, and then every token is evaluated again, or the text is
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import native_build, write_tiny_model
+from conftest import write_tiny_model
 from llama_cachegen import Engine
 from llama_cachegen.errors import ContextError, MissReason, UnsupportedMemoryError
 from llama_cachegen.receipts import Outcome
@@ -36,21 +34,6 @@ STATEFUL = {"recurrent", "hybrid", "hybrid-iswa", "hybrid-idx"}
 
 def _tokens(n: int = N_TOKENS, seed: int = 5) -> list[int]:
     return np.random.default_rng(seed).integers(0, 100, n).tolist()
-
-
-@pytest.fixture(scope="session")
-def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """make(architecture) -> path of a GGUF file."""
-    folder = tmp_path_factory.mktemp("architectures")
-    program = native_build() / "tests" / "native" / "test-memory-classes"
-
-    def make(architecture: str) -> Path:
-        path = folder / f"{architecture}.gguf"
-        if not path.exists():
-            subprocess.run([program, "--save", architecture, path], check=True)
-        return path
-
-    yield make
 
 
 def _engine(path: Path, **arguments: object) -> Engine:

@@ -43,6 +43,7 @@ def test_names() -> None:
         ('profiles = ["balanced", "exact"]', 'profiles = ["tiny"]', "profiles has 'tiny'; choose from"),
         ('required_profiles = ["balanced"]', 'required_profiles = ["fine"]', "required_profiles"),
         ("forced_first = 16", "forced_first = 64", "steps.forced_first is not 1 to steps.forced"),
+        ("n_threads = 1", "n_gpu_layers = -1", "n_gpu_layers is below 0"),
         ("warm_rounds = 5", "warm_rounds = 0", "repeats.warm_rounds is not above 0"),
         ("spread_max = 1000.0\n", "", "missing required field `spread_max`"),
         ("texts = []", 'texts = ["docstrings"]', "texts are needed for a model, and not for a shape"),

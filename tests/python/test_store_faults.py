@@ -14,12 +14,20 @@ from typing import Any
 
 import pytest
 from faulty_files import FailingFiles, failing
-from llama_cachegen.errors import MissReason, SegmentCorruptError, StoreError, StoreLowDiskError, StoreReadOnlyError
+from llama_cachegen.errors import (
+    MissReason,
+    SegmentCorruptError,
+    StoreError,
+    StoreLockedError,
+    StoreLowDiskError,
+    StoreReadOnlyError,
+)
 from llama_cachegen.store import Store
 from llama_cachegen.store.index import Index
 from store_cases import (
     EXACT,
     IDENTITY,
+    FakeClock,
     changed,
     check_snapshot,
     flip,
@@ -450,6 +458,11 @@ def test_a_small_disk(tmp_path: Path) -> None:
                     break
                 saved.append(tokens)
             assert len(saved) > 5
+            future = store.save_later(
+                IDENTITY, EXACT, tokens, payload_of(tokens, 9000), payload_format="lcg3", decoded_bytes=1,
+                component_types={{"K": "f16"}},
+            )
+            assert isinstance(future.exception(30), StoreLowDiskError) and store.counters.n_queue_failed == 1
             assert all(held(store, one) == 9 for one in saved) and held(store, tokens) == 0
             assert list(Path(store.path, "tmp").iterdir()) == []
             store.prune(store.stats().n_bytes // 2)
@@ -462,3 +475,85 @@ def test_a_small_disk(tmp_path: Path) -> None:
     if result.returncode == 77 or "unshare" in result.stderr:
         pytest.skip("no mount namespaces here")
     assert result.returncode == 0, result.stderr
+
+
+# two writers
+
+ONE_WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from store_cases import *
+from llama_cachegen.errors import StoreLockedError
+path, number = Path({path!r}), int(sys.argv[1])
+n_refused = 0
+for n in range(12):
+    while True:
+        try:
+            store = open_store(path, lock_timeout_s=0 if number % 2 else 60)
+            break
+        except StoreLockedError:
+            n_refused += 1
+            time.sleep(0.01)
+    with store:
+        os.close(os.open(path.parent / "inside", os.O_CREAT | os.O_EXCL))  # fails if another one is
+        save(store, [number] * 4 + [n] * 4)
+        time.sleep(0.01)
+        (path.parent / "inside").unlink()
+print(n_refused)
+"""
+
+
+def test_processes_that_all_want_to_write(tmp_path: Path) -> None:
+    """One at a time, whether they wait for the lock or are refused; what each saved is there in the end."""
+    path = tmp_path / "s"
+    script = "import time\n" + ONE_WRITER.format(tests=str(Path(__file__).parent), path=str(path))
+    open_store(path).close()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(n)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for n in range(4)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    assert sum(int(output) for output, _ in outputs) > 0
+    with open_store(path) as store:
+        assert all(held(store, [number] * 4 + [n] * 4) == 8 for number in range(4) for n in range(12))
+        assert store.verify().ok
+
+
+def test_a_killed_writer_locks_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    script = textwrap.dedent(
+        f"""
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from store_cases import *
+        store = open_store(Path({str(path)!r}))
+        print("open", flush=True)
+        time.sleep(60)
+        """
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stdout.readline() == "open\n"
+    with pytest.raises(StoreLockedError, match="another process"):
+        open_store(path)
+    writer.kill()
+    writer.wait()
+    with open_store(path, lock_timeout_s=5) as store:
+        save(store, PARENT)
+
+
+def test_a_clock_behind_the_files(saved: Path) -> None:
+    """Files and directories from the future: they are read again, and nothing is missed or lost."""
+    clock = FakeClock(now=1_000_000_000.0)
+    for mode in ("r", "w", "r", "w"):
+        with open_store(saved, mode=mode, clock=clock) as store:
+            assert all(held(store, tokens) == len(tokens) for tokens in (PARENT, CHILD, OTHER))
+            clock.now -= 1e6
+            if mode == "w":
+                tokens = [8, int(clock.now) % 1000, 8, 8]
+                save(store, tokens)
+                assert held(store, tokens) == 4 and store.verify().ok
+                last = max(row.created_ms for row, _ in store.entries())
+                assert store.describe(store.lookup(IDENTITY, tokens).keys[0]).created_ms == last

@@ -1,6 +1,6 @@
 """Any sequence of what can be done to a store, compared with a list of what was saved.
 
-50 sequences of up to 40 steps by default; LLAMA_CACHEGEN_STORE_EXAMPLES sets another number.
+50 sequences of up to 40 steps by default; LLAMA_CACHEGEN_STORE_EXAMPLES sets another number. Prints how many steps.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from conftest import NATIVE_REPORTS
 from faulty_files import QuietFiles
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from llama_cachegen.errors import MissReason, StoreFullError
+from llama_cachegen.errors import MissReason, StoreChainError, StoreFullError
 from llama_cachegen.store import CodecStamp, Store
-from store_cases import BLOCK, EXACT, IDENTITY, LOSSY, check_snapshot, flip, open_store, save, segment_files
+from store_cases import BLOCK, EXACT, IDENTITY, LOSSY, check_snapshot, flip, open_store, payload_of, save, segment_files
 
 N_EXAMPLES = int(os.environ.get("LLAMA_CACHEGEN_STORE_EXAMPLES", "50"))
 N_STEPS = 40
@@ -28,8 +29,11 @@ CODECS = st.sampled_from([EXACT, LOSSY])
 class StoreMachine(RuleBasedStateMachine):
     """`saved` is what was saved and not knowingly lost since; nothing but room or damage may take it."""
 
+    n_done: ClassVar[dict[str, int]] = {"sequences": 0, "steps": 0}
+
     def __init__(self) -> None:
         super().__init__()
+        self.n_done["sequences"] += 1
         self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.path = Path(self.folder, "s")
         self.saved: set[tuple[tuple[int, ...], str]] = set()
@@ -54,6 +58,27 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.saved.add((tuple(tokens), codec.profile))
         assert self.check(tokens, codec) == len(tokens)
+
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), codec=CODECS)
+    def save_later(self, prompts: list[list[int]], codec: CodecStamp) -> None:
+        """Several that wait at once; each counts on those before it, and fails with them."""
+        futures = []
+        for tokens in prompts:
+            begin = self.store.missing_from(IDENTITY, codec, tokens, with_queued=True) % len(tokens)
+            futures.append(
+                self.store.save_later(
+                    IDENTITY, codec, tokens, payload_of(tokens[begin:]), pos_begin=begin, payload_format="lcg3",
+                    decoded_bytes=1000, component_types={"K": "f16", "V": "f16"},
+                )
+            )  # fmt: skip
+        self.store.drain()
+        for tokens, future in zip(prompts, futures, strict=True):
+            error = future.exception()
+            if error is None:
+                self.saved.add((tuple(tokens), codec.profile))
+            else:
+                assert self.is_tight and isinstance(error, (StoreFullError, StoreChainError)), error
+        assert self.store.queued_bytes == 0
 
     @rule(tokens=PROMPTS, codec=CODECS)
     def ask(self, tokens: list[int], codec: CodecStamp) -> None:
@@ -126,6 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree_with_the_files(self) -> None:
+        self.n_done["steps"] += 1
         stats = self.store.stats()
         files = segment_files(self.path)
         assert stats.n_segments <= len(files)
@@ -140,10 +166,17 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=N_EXAMPLES,
-    stateful_step_count=N_STEPS,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc]
+    settings = settings(
+        max_examples=N_EXAMPLES,
+        stateful_step_count=N_STEPS,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        done = StoreMachine.n_done
+        NATIVE_REPORTS.append(
+            ("store: sequences of steps", f"{done['sequences']} sequences, {done['steps']} steps, checked after each")
+        )

@@ -11,8 +11,8 @@ KC_FN encode_buffers buffers_of(constant metal_encode_arguments & arguments) {
     in.planes      = (const device encode_plane *) arguments.planes;
     in.groups      = (const device group_job *) arguments.groups;
     in.n_jobs      = arguments.n_jobs;
-    in.wave_begin   = arguments.wave_begin;
-    in.page_end     = arguments.page_end;
+    in.wave_begin  = arguments.wave_begin;
+    in.page_end    = arguments.page_end;
     in.block_tokens = arguments.block_tokens;
     in.cells       = (const device uint32_t *) arguments.cells;
     in.models      = (const device uint8_t *) arguments.models;

@@ -173,10 +173,10 @@ metal_encode_arguments arguments_of(const encode_buffers & in) {
              in.n_jobs,
              in.wave_begin,
              in.page_end,
-             in.block_tokens,
              in.n_pool,
              in.n_output,
              in.set,
+             in.block_tokens,
              0 };
 }
 

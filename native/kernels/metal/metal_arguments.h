@@ -73,10 +73,10 @@ struct metal_encode_arguments {
     uint32_t         n_jobs;
     uint32_t         wave_begin;
     uint32_t         page_end;
-    uint32_t         block_tokens;
     uint32_t         n_pool;
     uint32_t         n_output;
     encode_set_shape set;
+    uint32_t         block_tokens;
     uint32_t         reserved; // 0
 };
 

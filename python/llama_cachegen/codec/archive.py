@@ -102,7 +102,9 @@ def _scale_type(profile: Profile, source: GgmlType) -> GgmlType:
     return source if source in (GgmlType.F16, GgmlType.BF16) else GgmlType.F32
 
 
-def _arguments(planes: Sequence[Plane], profile: Profile, n_layers: int) -> tuple[Any, Any, Any]:
+def _arguments(
+    planes: Sequence[Plane], profile: Profile, n_layers: int, *, is_raw: bool = False
+) -> tuple[Any, Any, Any]:
     """Planes, sources and options as libcachegen takes them; pointers live as long as the planes' arrays."""
     described = ffi.new("struct cachegen_lcg3_plane[]", len(planes))
     sources = ffi.new("struct cachegen_rows[]", len(planes))
@@ -115,7 +117,7 @@ def _arguments(planes: Sequence[Plane], profile: Profile, n_layers: int) -> tupl
         record.n_channels = plane.n_channels
         record.n_rot = plane.n_rot
         record.first_token = plane.first_token
-        record.mode = int(Mode.EXACT)
+        record.mode = int(Mode.RAW if is_raw else Mode.EXACT)
         if not profile.is_exact and plane.kind is not Kind.AUX:
             record.mode = int(Mode.LOSSY)
             record.n_symbols = profile.n_levels("K" if plane.kind is Kind.K else "V", plane.layer, n_layers)
@@ -132,7 +134,12 @@ def _arguments(planes: Sequence[Plane], profile: Profile, n_layers: int) -> tupl
 
 
 def encode(
-    planes: Sequence[Plane], profile: str | Profile = "balanced", *, n_layers: int | None = None, n_threads: int = 1
+    planes: Sequence[Plane],
+    profile: str | Profile = "balanced",
+    *,
+    n_layers: int | None = None,
+    n_threads: int = 1,
+    is_raw: bool = False,
 ) -> bytes:
     """Encode the planes of a page as one LCG3 archive.
 
@@ -141,18 +148,21 @@ def encode(
         profile: a profile or its name.
         n_layers: layers of the model, for the profile's schedule; None: one more than the largest layer of the planes.
         n_threads: threads to use.
+        is_raw: with an exact profile: native rows as they are, not coded at all. What compression is compared with.
 
     Raises:
         EncodeError: a NaN or an infinity under a lossy profile.
         UnsupportedArchiveError: a type or layout that the codec does not know.
         CodecError: anything else that the library refuses.
-        ValueError: arrays that do not fit their description.
+        ValueError: arrays that do not fit their description, or raw planes of a lossy profile.
     """
     if not planes:
         raise ValueError("no planes")
+    if is_raw and not get_profile(profile).is_exact:
+        raise ValueError(f"planes as they are, and profile {get_profile(profile).name}: an exact one is needed")
     if n_layers is None:
         n_layers = 1 + max(plane.layer for plane in planes)
-    described, sources, options = _arguments(planes, get_profile(profile), n_layers)
+    described, sources, options = _arguments(planes, get_profile(profile), n_layers, is_raw=is_raw)
     archive = ffi.new("void **")
     n_bytes = ffi.new("uint64_t *")
     with executor(n_threads) as pool:

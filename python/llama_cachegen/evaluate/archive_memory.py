@@ -34,12 +34,15 @@ class PeakMemory:
         anon_bytes: the largest growth seen of RssAnon: memory that is no file's. Sampled, so possibly too small.
         file_bytes: the same of RssFile: mapped file pages.
         n_samples: how often these two were read.
+        transient_bytes: what the library itself counted, in host and device memory together, besides cache and
+            archive; 0 of llama.cpp's state file.
     """
 
     peak_bytes: int
     anon_bytes: int
     file_bytes: int
     n_samples: int
+    transient_bytes: int
 
 
 def can_measure_memory() -> bool:
@@ -75,13 +78,17 @@ class _Sampler:
         self._thread.join()
 
 
-def _call(session: Session, action: str, kind: str, path: str, n_threads: int) -> None:
+def _call(session: Session, action: str, kind: str, path: str, n_threads: int) -> int:
+    """`PeakMemory.transient_bytes`."""
     if kind == "llama":
         (llama_state.save_file if action == "save" else llama_state.load_file)(session, path)
-    elif action == "save":
-        session.save(path, None if kind == "native" else kind, n_threads=n_threads)
-    elif not session.restore(path, n_threads=n_threads).restored:
+        return 0
+    if action == "save":
+        return session.save(path, None if kind == "native" else kind, n_threads=n_threads).transient_bytes
+    restored = session.restore(path, n_threads=n_threads)
+    if not restored.restored:
         raise RuntimeError(f"{path} was not restored")
+    return restored.transient_bytes
 
 
 def _measure(config: dict[str, Any]) -> PeakMemory:
@@ -89,6 +96,7 @@ def _measure(config: dict[str, Any]) -> PeakMemory:
         config["model"],
         n_ctx=config["n_ctx"],
         n_threads=config["n_threads"] or None,
+        n_gpu_layers=config["n_gpu_layers"],
         type_k=config["type_k"],
         type_v=config["type_v"],
         swa_full=config["swa_full"],
@@ -100,7 +108,7 @@ def _measure(config: dict[str, Any]) -> PeakMemory:
             sampler = _Sampler()
             before = _read_status()
             _CLEAR_REFS.write_text(_RESET_PEAK)
-            _call(session, config["action"], config["kind"], config["path"], config["n_threads"])
+            n_transient = _call(session, config["action"], config["kind"], config["path"], config["n_threads"])
             after = _read_status()
             sampler.stop()
     samples = [before, *sampler.samples, after]
@@ -113,6 +121,7 @@ def _measure(config: dict[str, Any]) -> PeakMemory:
         anon_bytes=growth("RssAnon"),
         file_bytes=growth("RssFile"),
         n_samples=len(sampler.samples),
+        transient_bytes=n_transient,
     )
 
 
@@ -129,14 +138,15 @@ def measure_memory(
     type_k: str = "f16",
     type_v: str = "f16",
     swa_full: bool = False,
+    n_gpu_layers: int = 0,
 ) -> PeakMemory:
     """One save or restore in a new process.
 
     Args:
         model: GGUF file.
-        n_ctx, n_threads, type_k, type_v, swa_full: of its engine; n_threads 0: all cores.
+        n_ctx, n_threads, type_k, type_v, swa_full, n_gpu_layers: of its engine; n_threads 0: all cores.
         action: "save" or "restore".
-        kind: "native", "llama" for llama.cpp's state file, or a profile.
+        kind: "native", "llama" for llama.cpp's state file, or a profile; a restore only asks whether it is "llama".
         path: the file saved or restored.
         fill, fill_kind: the file restored before a save, and its kind.
 
@@ -155,6 +165,7 @@ def measure_memory(
         "type_k": type_k,
         "type_v": type_v,
         "swa_full": swa_full,
+        "n_gpu_layers": n_gpu_layers,
     }
     command = [sys.executable, "-m", "llama_cachegen.evaluate.archive_memory", json.dumps(config)]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True)

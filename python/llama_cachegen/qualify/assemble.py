@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .cases import LLAMA, NATIVE, RECOMPUTE
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, RECOMPUTE
 from .certificate import (
     SCHEMA_VERSION,
     Case,
@@ -56,7 +56,8 @@ def assemble_row(row: Row, steps: dict[str, dict[str, Any]], workload: Workload)
     timings = [steps[f"timing {i}"] for i in range(workload.repeats.processes)]
     others = [timing["others_cores"] for timing in timings]
     resident = [timing["cold_resident_percent"] for timing in timings]
-    names = (RECOMPUTE, LLAMA, NATIVE, *workload.profiles)
+    own = [NATIVE_ARCHIVE] if NATIVE_ARCHIVE in prepared["files"] else []
+    names = (RECOMPUTE, LLAMA, NATIVE, *own, *workload.profiles)
     measured = msgspec.structs.replace(
         base,
         others_cores=None if None in others else round(max(others), 4),
@@ -74,8 +75,8 @@ def _case(name: str, prepared: dict[str, Any], timings: list[dict[str, Any]], st
     samples = {phase: [timing["samples"][name][phase] for timing in timings] for phase in phases}
     file_bytes = facts.get("file_bytes", 0)
 
-    def peak(action: str) -> int | None:
-        value = steps.get(f"memory {action}", {"peak_bytes": {}})["peak_bytes"].get(name)
+    def memory(action: str, what: str = "peak_bytes") -> int | None:
+        value = steps.get(f"memory {action}", {}).get(what, {}).get(name)
         return None if value is None else int(value)
 
     quality = steps["quality"].get(name)
@@ -88,8 +89,10 @@ def _case(name: str, prepared: dict[str, Any], timings: list[dict[str, Any]], st
         layer_bits=msgspec.convert(facts.get("layers", []), list[LayerBits]),
         samples=samples,
         summaries={},
-        restore_peak_bytes=peak("restore"),
-        save_peak_bytes=peak("save"),
+        restore_peak_bytes=memory("restore"),
+        save_peak_bytes=memory("save"),
+        restore_transient_bytes=memory("restore", "transient_bytes"),
+        save_transient_bytes=memory("save", "transient_bytes"),
         quality=None if quality is None else msgspec.convert(quality, Quality),
         retrieval=msgspec.convert(steps["retrieval"].get(name, []), list[Retrieval]),
         gates=[],

@@ -15,12 +15,15 @@ from ..engine import Engine
 from ..errors import CachegenError
 from ..evaluate.machine import sync_file
 from ..session import Session
+from .native_archive import save_native_archive
 
-__all__ = ["LLAMA", "NATIVE", "RECOMPUTE", "file_name", "first_token", "restore", "save"]
+__all__ = ["LLAMA", "NATIVE", "NATIVE_ARCHIVE", "RECOMPUTE", "file_name", "first_token", "restore", "save"]
 
 RECOMPUTE = "recompute"
 LLAMA = "llama-state"
 NATIVE = "native"
+NATIVE_ARCHIVE = "native-archive"
+"""The native bytes as planes of an archive: the control where native pages are refused."""
 
 Phases = dict[str, float]
 
@@ -31,7 +34,10 @@ def file_name(case: str) -> str:
 
 
 def save(session: Session, case: str, path: Path) -> Phases:
-    """Save a session; export_ms (encoding, writes included), write_ms, fsync_ms and total_ms, fsync included."""
+    """Save a session; export_ms (encoding, writes included), write_ms, fsync_ms and total_ms, fsync included.
+
+    A native archive is made by way of an exact one: its total_ms is no save's.
+    """
     if case == LLAMA:
         t_start = time.perf_counter()
         llama_state.save_file(session, path)
@@ -39,6 +45,10 @@ def save(session: Session, case: str, path: Path) -> Phases:
         t_sync = time.perf_counter()
         sync_file(path)
         return {"write_ms": write_ms, "fsync_ms": ms_since(t_sync), "total_ms": ms_since(t_start)}
+    if case == NATIVE_ARCHIVE:
+        t_start = time.perf_counter()
+        save_native_archive(session, path)
+        return {"total_ms": ms_since(t_start)}
     receipt = session.save(path, None if case == NATIVE else case)
     return {
         "export_ms": receipt.export_ms,
@@ -101,7 +111,14 @@ def order_of(cases: Sequence[str], n_process: int, n_round: int) -> list[str]:
 
 
 def new_engine(
-    model: Path, type_k: str, type_v: str, n_ctx: int, n_batch: int, n_threads: int, swa_full: bool
+    model: Path,
+    type_k: str,
+    type_v: str,
+    n_ctx: int,
+    n_batch: int,
+    n_threads: int,
+    n_gpu_layers: int,
+    swa_full: bool,
 ) -> Engine:
     """The engine all steps of a row use. Its identity is read, as that digests the model once."""
     engine = Engine(
@@ -114,6 +131,7 @@ def new_engine(
         n_batch=n_batch,
         n_ubatch=n_batch,
         n_threads=n_threads or None,
+        n_gpu_layers=n_gpu_layers,
     )
     _ = engine.identity
     return engine

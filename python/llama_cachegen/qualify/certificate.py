@@ -41,6 +41,7 @@ __all__ = [
     "TextFacts",
     "certificate_schema",
     "encode_certificate",
+    "plain_certificate",
     "read_certificate",
     "seal",
     "write_certificate",
@@ -49,6 +50,7 @@ __all__ = [
 SCHEMA_VERSION = 1
 
 _UNSEALED = ("digest", "superseded_by")
+_LATER_IN_WORKLOAD = {"n_gpu_layers": 0}
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -137,7 +139,7 @@ class LayerBits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     aux: float | None
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One way to come to the first token, in one row.
 
     Attributes:
@@ -150,6 +152,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         samples: phase -> one list of samples for each process.
         summaries: the same in few numbers.
         restore_peak_bytes, save_peak_bytes: what a process grew by at most; None if that could not be measured.
+        restore_transient_bytes, save_transient_bytes: what the library counted that it held at most besides cache and
+            archive, in host and device memory together; None where it does not count.
         quality, retrieval: see there.
         gates: of an archive.
         decision: of an archive; None for what archives are compared with.
@@ -165,6 +169,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     summaries: dict[str, Summary]
     restore_peak_bytes: int | None
     save_peak_bytes: int | None
+    restore_transient_bytes: int | None = None
+    save_transient_bytes: int | None = None
     quality: Quality | None
     retrieval: list[Retrieval]
     gates: list[Gate]
@@ -203,9 +209,10 @@ class RowEvidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         memory: class of the context's memory.
         status: "measured" or "unsupported".
         reason: of an unsupported row.
-        n_values: K and V values of the page; 0 where native pages are refused.
-        native_bytes: of the page; where that is refused, of llama.cpp's state file.
-        control: the case archives are compared with: "native", or "llama-state" where native pages are refused.
+        n_values: K and V values of the page; 0 where the control is llama.cpp's state file.
+        native_bytes: of the page or of the native archive's rows; else, of llama.cpp's state file.
+        control: the case archives are compared with: "native"; where native pages are refused "native-archive", and
+            where the memory has no archives either "llama-state".
         others_cores: cores that other processes used on average while this row was timed; None if not known.
         cold_resident_percent: most that stayed in the page cache after a file was dropped; None: it was not dropped.
         cases, peers: see there.
@@ -340,10 +347,12 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def evidence(self) -> str:
-        """How much the figures are worth: of which weights, of a quick run, on a noisy machine."""
+        """How much the figures are worth: of which weights, on what but a CPU, of a quick run, on a noisy machine."""
         if self.is_quick:
             return "quick run"
         weights = "synthetic weights" if self.model.is_synthetic else "real weights"
+        if self.hardware.is_accelerated:
+            weights += f", {self.hardware.backend}"
         return f"{weights}, noisy machine" if self._is_noisy else weights
 
     @property
@@ -372,6 +381,15 @@ def certificate_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "llama-cachegen certificate", **schema}
 
 
+def plain_certificate(certificate: Certificate) -> dict[str, Any]:
+    """As JSON has it. What came to the schema later is left out at its default, so that older digests hold."""
+    plain: dict[str, Any] = msgspec.to_builtins(certificate)
+    for name, default in _LATER_IN_WORKLOAD.items():
+        if plain["workload"][name] == default:
+            del plain["workload"][name]
+    return plain
+
+
 def digest_of(plain: dict[str, Any]) -> str:
     """SHA-256 over the canonical form of what is sealed, of the file's JSON as it stands."""
     sealed = {name: value for name, value in plain.items() if name not in _UNSEALED}
@@ -381,7 +399,7 @@ def digest_of(plain: dict[str, Any]) -> str:
 def seal(certificate: Certificate) -> Certificate:
     """The certificate with its digest. It is decoded from its own bytes first, so that numbers have one form."""
     plain = msgspec.json.decode(msgspec.json.encode(certificate), type=Certificate)
-    return msgspec.structs.replace(plain, digest=digest_of(msgspec.to_builtins(plain)))
+    return msgspec.structs.replace(plain, digest=digest_of(plain_certificate(plain)))
 
 
 _NUMBERS = re.compile(r"\[\s+((?:-?[0-9][0-9.eE+-]*,\s+)*-?[0-9][0-9.eE+-]*)\s+\]")
@@ -389,7 +407,7 @@ _NUMBERS = re.compile(r"\[\s+((?:-?[0-9][0-9.eE+-]*,\s+)*-?[0-9][0-9.eE+-]*)\s+\
 
 def encode_certificate(certificate: Certificate) -> bytes:
     """The file: indented JSON, a list of numbers on one line."""
-    text = json.dumps(msgspec.to_builtins(certificate), indent=1, ensure_ascii=False)
+    text = json.dumps(plain_certificate(certificate), indent=1, ensure_ascii=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r",\s+", ", ", match[1]) + "]", text)
     return text.encode("utf-8") + b"\n"
 

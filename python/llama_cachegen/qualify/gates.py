@@ -20,6 +20,7 @@ __all__ = ["decide_overall", "judge_harness", "judge_row", "summaries_of"]
 
 _LLAMA = "llama-state"
 RECOMPUTE = "recompute"
+_COMPARED_WITH = (RECOMPUTE, _LLAMA, "native", "native-archive")
 
 
 def summaries_of(samples: dict[str, list[list[float]]]) -> dict[str, Summary]:
@@ -219,7 +220,7 @@ def _decision(reasons: list[str]) -> Decision:
 
 
 def _judge_case(case: Case, row: RowEvidence, limits: Thresholds) -> Case:
-    if case.name in (RECOMPUTE, _LLAMA, "native"):
+    if case.name in _COMPARED_WITH:
         return msgspec.structs.replace(case, gates=[], decision=None)
     if case.refusal:
         return msgspec.structs.replace(case, gates=[], decision=_decision([f"refused: {case.refusal}"]))

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from html import escape
 
-from .cases import LLAMA, NATIVE, RECOMPUTE
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, RECOMPUTE
 from .certificate import Case, Certificate, RowEvidence
 from .plots import Bar, Line, Point, Stack, bars, lines, scatter, stacks
 from .verify import standing
@@ -15,7 +15,7 @@ __all__ = ["report_page"]
 
 _PHASES = {"open_ms": "p0", "reserve_ms": "p1", "decode_ms": "p2", "commit_ms": "p3", "first_token_ms": "p4"}
 _PHASE_NAMES = ("open", "reserve", "decode or copy", "commit", "first token")
-_CSS_OF = {RECOMPUTE: "c0", LLAMA: "c1", NATIVE: "c2"}
+_CSS_OF = {RECOMPUTE: "c0", LLAMA: "c1", NATIVE: "c2", NATIVE_ARCHIVE: "c2"}
 
 _STYLE = """
 :root{color-scheme:light dark;--bg:#fcfcfb;--fg:#1d1f22;--dim:#5c626a;--rule:#dcdfe3;--stop:#b3261e;--pass:#1b6e3c;
@@ -239,7 +239,7 @@ def _section(certificate: Certificate, every: Sequence[Certificate]) -> str:
     parts = [
         f"<h2>{escape(certificate.workload.description)}</h2>",
         f'<p><span class="{outcome}">{outcome}</span>, {escape(certificate.evidence)}; '
-        f"{escape(hardware.accelerator or hardware.cpu)}, {hardware.n_cores} cores, {escape(hardware.os)}, "
+        f"{escape(hardware.title)}, {escape(hardware.os)}, "
         f"{escape(hardware.kernel)}; commit {escape(software.commit[:12] or 'unknown')}; "
         f"{escape(conditions.started_utc)}, {conditions.duration_s / 60:.0f} minutes.</p>",
         f'<p class="dim">{escape(certificate.id)}, SHA-256 {certificate.digest[:16]}…</p>',

@@ -20,7 +20,7 @@ from ..errors import QualifyError, WorkloadError
 from ..evaluate.archive_memory import can_measure_memory, measure_memory
 from ..models import _sha256_of, resolve_model
 from .assemble import assemble_certificate, assemble_row
-from .cases import LLAMA, NATIVE, file_name
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, file_name
 from .certificate import Certificate, Conditions, ModelFacts, RowEvidence, TextFacts
 from .hardware import Hardware
 from .journal import Journal
@@ -99,6 +99,7 @@ class _Run:
             type_v=row.type_v,
             n_batch=workload.n_batch,
             n_threads=workload.n_threads,
+            n_gpu_layers=workload.n_gpu_layers,
             swa_full=workload.swa_full,
             folder=str(self._folder(row)),
             tokens_folder=str(self.work),
@@ -153,11 +154,11 @@ class _Run:
         )
 
     def _measure(self, row: Row, folder: Path) -> None:
-        every = [LLAMA, NATIVE, *self.workload.profiles]
+        every = [LLAMA, NATIVE, NATIVE_ARCHIVE, *self.workload.profiles]
         prepared = self._step(f"{row.name}: prepare", self._config("prepare", row, every, NATIVE))
         if prepared["status"] == "unsupported":
             return
-        cases = [case for case in every if not prepared["files"][case]["refusal"]]
+        cases = [case for case, facts in prepared["files"].items() if not facts["refusal"]]
         (folder / "greedy.json").write_text(json.dumps(prepared["greedy"]))
         control = prepared["control"]
         for i in range(self.workload.repeats.processes):
@@ -174,7 +175,9 @@ class _Run:
             return
         self._tell(name)
         config = self._config("memory", row, cases, control)
-        peaks = {}
+        if action == "save":
+            cases = [case for case in cases if case != NATIVE_ARCHIVE]  # not made by a save
+        peaks, transients = {}, {}
         t_start = time.monotonic()
         for case in cases:
             path = config.path(case)
@@ -190,10 +193,13 @@ class _Run:
                 type_k=row.type_k,
                 type_v=row.type_v,
                 swa_full=config.swa_full,
+                n_gpu_layers=config.n_gpu_layers,
             )
             path.with_suffix(".again").unlink(missing_ok=True)
             peaks[case] = peak.peak_bytes
-        self.journal.add(name, {"peak_bytes": peaks}, took_s=time.monotonic() - t_start)
+            transients[case] = peak.transient_bytes if case != LLAMA else None
+        result = {"peak_bytes": peaks, "transient_bytes": transients}
+        self.journal.add(name, result, took_s=time.monotonic() - t_start)
 
 
 def run_step(config: StepConfig, name: str) -> dict[str, Any]:
@@ -258,7 +264,8 @@ def run_qualification(
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     model, model_facts = _find_model(workload, work)
-    software, hardware = Software.here(tree), Hardware.here(work)
+    software = Software.here(tree)
+    hardware = Hardware.here(work, can_offload=workload.n_gpu_layers > 0)
     setting = {
         "workload": _digest(workload),
         "code": _digest(software),
@@ -287,7 +294,7 @@ def run_qualification(
     return assemble_certificate(
         is_quick=is_quick,
         software=software,
-        hardware=hardware,
+        hardware=hardware.of_cache({name for row in rows for name in row.component_backends}),
         model=model_facts,
         text=text,
         workload=workload.without_paths(),

@@ -36,6 +36,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True):
     type_v: str
     n_batch: int
     n_threads: int
+    n_gpu_layers: int
     swa_full: bool
     folder: str
     tokens_folder: str
@@ -58,6 +59,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True):
             n_ctx or self.n_ctx,
             self.n_batch,
             self.n_threads,
+            self.n_gpu_layers,
             self.swa_full,
         )
 

@@ -10,40 +10,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._timing import ms_since
-from ..codec import Plane, page_planes
+from ..codec import Kind, Plane, page_planes
 from ..codec.legacy import Ckg1Archive
 from ..errors import CachegenError
 from ..evaluate.caches import native_rows
 from ..evaluate.rivals import ckg1_archive, lmcache_calls, load_package
 from ..ggml_types import GgmlType
 from ..page import Page
-from .cases import LLAMA, NATIVE
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE
+from .native_archive import native_archive_planes
 from .step_config import StepConfig
 
 __all__ = ["measure_peers"]
 
 _CHUNK_BYTES = 1 << 26
+_MODELS = ("CKG1 of LCG1", "CKG1 of LCG2", "LMCache CacheGen")
 
 Encode = Callable[[], list[bytes]]
 Decode = Callable[[list[bytes]], None]
 
 
 def measure_peers(config: StepConfig) -> dict[str, Any]:
-    """Every peer on the native page, or on llama.cpp's state file where pages are refused."""
-    rows: list[dict[str, Any]] = []
+    """Every peer on the native page or the rows of a native archive; where neither is, on llama.cpp's state file."""
     if NATIVE in config.cases:
         with Page.open(config.path(NATIVE)) as page:
-            planes = page_planes(page)
-            pieces = [(native_rows(plane).reshape(-1), plane.type) for plane in planes]
-            rows += _byte_codecs(pieces, "native page", config.repeats.peer_rounds)
-            rows += _models(planes, config)
-        return {"peers": rows}
+            return {"peers": _on_planes(page_planes(page), "native page", config)}
+    if NATIVE_ARCHIVE in config.cases:
+        planes = native_archive_planes(config.path(NATIVE_ARCHIVE))
+        return {"peers": _on_planes(planes, "rows of the native archive", config)}
+    rows: list[dict[str, Any]] = []
     data = np.fromfile(config.path(LLAMA), np.uint8)
     rows += _byte_codecs([(data, GgmlType.parse(config.type_k))], "llama.cpp state file", config.repeats.peer_rounds)
     note = "needs the planes of a native page, which this memory has none of"
-    for name in ("CKG1 of LCG1", "CKG1 of LCG2", "LMCache CacheGen"):
+    for name in _MODELS:
         rows.append(_row(name, "native page", is_exact=False, source_bytes=0, note=note))
     return {"peers": rows}
+
+
+def _on_planes(planes: list[Plane], source: str, config: StepConfig) -> list[dict[str, Any]]:
+    pieces = [(native_rows(plane).reshape(-1), plane.type) for plane in planes]
+    rows = _byte_codecs(pieces, source, config.repeats.peer_rounds)
+    if all(plane.kind is not Kind.AUX and plane.first_token == 0 for plane in planes):
+        return rows + _models(planes, source)
+    note = "needs all tokens of every layer's K and V, which this memory does not have"
+    return rows + [_row(name, source, is_exact=False, source_bytes=0, note=note) for name in _MODELS]
 
 
 def _row(
@@ -160,7 +170,7 @@ def _blosc2(chunks: list[tuple[NDArray[np.uint8], GgmlType]]) -> tuple[Encode, D
     return encode, decode
 
 
-def _models(planes: list[Plane], config: StepConfig) -> list[dict[str, Any]]:
+def _models(planes: list[Plane], source: str) -> list[dict[str, Any]]:
     """Codecs of KV values: CKG1 by libcachegen, LMCache's by the numpy reference, which has its bits only."""
     n_layers = 1 + max(plane.layer for plane in planes)
     n_bytes = sum(native_rows(plane).nbytes for plane in planes)
@@ -171,7 +181,7 @@ def _models(planes: list[Plane], config: StepConfig) -> list[dict[str, Any]]:
         try:
             encoded = ckg1_archive(planes, n_layers, version)
         except CachegenError as error:
-            rows.append(_row(name, "native page", is_exact=False, source_bytes=n_bytes, note=str(error)))
+            rows.append(_row(name, source, is_exact=False, source_bytes=n_bytes, note=str(error)))
             continue
         encode_ms = round(ms_since(t_start), 4)
         with Ckg1Archive(encoded) as archive:
@@ -181,7 +191,7 @@ def _models(planes: list[Plane], config: StepConfig) -> list[dict[str, Any]]:
         rows.append(
             _row(
                 name,
-                "native page",
+                source,
                 is_exact=False,
                 source_bytes=n_bytes,
                 encoded_bytes=len(encoded),
@@ -196,7 +206,7 @@ def _models(planes: list[Plane], config: StepConfig) -> list[dict[str, Any]]:
     )
     try:
         n_encoded = lmcache_calls(planes, n_layers)
-        rows.append(_row(name, "native page", is_exact=False, source_bytes=n_bytes, encoded_bytes=n_encoded, note=note))
+        rows.append(_row(name, source, is_exact=False, source_bytes=n_bytes, encoded_bytes=n_encoded, note=note))
     except CachegenError as error:
-        rows.append(_row(name, "native page", is_exact=False, source_bytes=n_bytes, note=str(error)))
+        rows.append(_row(name, source, is_exact=False, source_bytes=n_bytes, note=str(error)))
     return rows

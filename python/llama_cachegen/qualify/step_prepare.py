@@ -12,7 +12,8 @@ from ..errors import ContextError, UnsupportedMemoryError
 from ..evaluate.quality import evaluate_all_logits
 from ..file_reports import describe
 from ..session import Session, component_types
-from .cases import LLAMA, NATIVE, first_token, save
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, first_token, save
+from .native_archive import native_size
 from .step_config import StepConfig
 from .step_tokens import load_tokens
 
@@ -32,6 +33,8 @@ def prepare(config: StepConfig) -> dict[str, Any]:
         session.prefill(prompt[:-1])
         files: dict[str, dict[str, Any]] = {}
         for case in config.cases:
+            if case == NATIVE_ARCHIVE and not files[NATIVE]["refusal"]:
+                continue  # the page itself is the control
             try:
                 save(session, case, config.path(case))
                 files[case] = _facts(case, config.path(case))
@@ -47,15 +50,17 @@ def prepare(config: StepConfig) -> dict[str, Any]:
         if not components:
             page = session.export_page(0, 1)
             types = component_types(page.components)
+        control = _control(files)
+        n_native_bytes, n_values = _size(config, files, control)
         return {
             "status": "measured",
             "reason": "",
             "component_types": types,
             "component_backends": sorted({one.backend for one in components}),
             "memory": abilities.memory,
-            "control": LLAMA if files[NATIVE]["refusal"] else NATIVE,
-            "native_bytes": _native_bytes(config, files),
-            "n_values": _n_values(files),
+            "control": control,
+            "native_bytes": n_native_bytes,
+            "n_values": n_values,
             "files": files,
             "first": first,
             "greedy": greedy,
@@ -77,7 +82,7 @@ def _after_prompt(session: Session, prompt: np.ndarray[Any, Any]) -> Session:
 
 def _facts(case: str, path: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"refusal": "", "file_bytes": path.stat().st_size}
-    if case in (LLAMA, NATIVE):
+    if case in (LLAMA, NATIVE, NATIVE_ARCHIVE):
         return {**facts, "is_exact": True, "layers": []}
     described = describe(path)
     layers = [
@@ -92,15 +97,19 @@ def _facts(case: str, path: Path) -> dict[str, Any]:
     }
 
 
-def _n_values(files: dict[str, dict[str, Any]]) -> int:
-    """K and V values of the page; 0, not known, where native pages are refused: a window keeps some positions only."""
-    if files[NATIVE]["refusal"]:
-        return 0
-    return next((int(facts["n_values"]) for facts in files.values() if "n_values" in facts), 0)
+def _control(files: dict[str, dict[str, Any]]) -> str:
+    """The native bytes in the way that comes nearest to an archive's."""
+    for case in (NATIVE, NATIVE_ARCHIVE):
+        if case in files and not files[case]["refusal"]:
+            return case
+    return LLAMA
 
 
-def _native_bytes(config: StepConfig, files: dict[str, dict[str, Any]]) -> int:
-    """Of the native page; where that is refused, of llama.cpp's state file, which has the same positions."""
-    if files[NATIVE]["refusal"]:
-        return int(files[LLAMA]["file_bytes"])
-    return int(describe(config.path(NATIVE))["payload_bytes"])
+def _size(config: StepConfig, files: dict[str, dict[str, Any]], control: str) -> tuple[int, int]:
+    """Native bytes, and K and V values; of llama.cpp's state file its own bytes, and 0: its positions are not known."""
+    if control == LLAMA:
+        return int(files[LLAMA]["file_bytes"]), 0
+    if control == NATIVE_ARCHIVE:
+        return native_size(config.path(NATIVE_ARCHIVE))
+    n_values = next((int(facts["n_values"]) for facts in files.values() if "n_values" in facts), 0)
+    return int(describe(config.path(NATIVE))["payload_bytes"]), n_values

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..evaluate.quality import compare_logits, evaluate_all_logits
-from .cases import LLAMA, NATIVE, first_token, restore, save
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, first_token, restore, save
 from .step_config import StepConfig
 from .step_tokens import load_tokens, tokens_sha256
 
@@ -42,7 +42,7 @@ def measure_quality(config: StepConfig, greedy: list[int]) -> dict[str, Any]:
             out[case] = {
                 **compare_answers(evaluated, logits, forced[1:], config.steps.forced_first),
                 **_compare_free(greedy, own),
-                "is_same_again": is_same if case not in (LLAMA, NATIVE) else None,
+                "is_same_again": is_same if case not in (LLAMA, NATIVE, NATIVE_ARCHIVE) else None,
             }
     return out
 

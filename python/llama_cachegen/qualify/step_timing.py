@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .._timing import ms_since
 from ..engine import Engine
 from ..evaluate.machine import OthersWatch, drop_from_page_cache
-from .cases import LLAMA, NATIVE, RECOMPUTE, first_token, order_of, restore, save, steps
+from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, RECOMPUTE, first_token, order_of, restore, save, steps
 from .step_config import StepConfig
 from .step_tokens import load_tokens
 
@@ -79,8 +79,9 @@ def _save_rounds(engine: Engine, config: StepConfig, prompt: NDArray[np.int32], 
     path = Path(config.folder) / f"again-{config.n_process}"
     with engine.session() as session:
         restore(session, config.control, config.path(config.control), prompt)
+        cases = [case for case in config.cases if case != NATIVE_ARCHIVE]  # not made by a save
         for n_round in range(config.repeats.save_rounds + 1):
-            for case in order_of(config.cases, config.n_process, n_round):
+            for case in order_of(cases, config.n_process, n_round):
                 phases = save(session, case, path)
                 path.unlink()
                 if n_round > 0:

@@ -50,7 +50,7 @@ def summary_table(certificates: Sequence[Certificate], folder: Path, document: P
         rows.append(
             (
                 one.workload.name,
-                f"{one.hardware.accelerator or one.hardware.cpu}, {one.hardware.n_cores} cores",
+                one.hardware.title,
                 one.evidence,
                 f"{n_pass} of {len(one.rows)}",
                 f"{_outcome(one.decision.outcome)}{marked}",
@@ -65,10 +65,13 @@ def summary_table(certificates: Sequence[Certificate], folder: Path, document: P
 
 def _title(one: Certificate, folder: Path, document: Path) -> list[str]:
     hardware = one.hardware
+    place = f"{hardware.accelerator or hardware.cpu} with {hardware.n_cores} cores"
+    if hardware.is_accelerated:
+        place = f"{hardware.accelerator}, cache in the memory of {hardware.backend}, driver {hardware.driver}, "
+        place += f"{hardware.n_cores} cores"
     return [
         "",
-        f"**{one.workload.description}**, on {hardware.accelerator or hardware.cpu} with {hardware.n_cores} cores; "
-        f"{one.evidence}; certificate {_link(one, folder, document)}.",
+        f"**{one.workload.description}**, on {place}; {one.evidence}; certificate {_link(one, folder, document)}.",
         "",
     ]
 

@@ -138,6 +138,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         n_prompt_tokens: tokens of the prompt.
         n_batch: tokens of a batch of the prompt.
         n_threads: of the engine; 0: all cores.
+        n_gpu_layers: layers on the accelerator, and their part of the cache with them; 0: none.
         swa_full: of models with a sliding window: keep all positions.
         rows: the typed rows, as in "q8_0/f16".
         profiles: archives that are measured.
@@ -153,6 +154,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     n_prompt_tokens: int
     n_batch: int = 512
     n_threads: int = 0
+    n_gpu_layers: int = 0
     swa_full: bool = False
     rows: list[str]
     profiles: list[str]
@@ -241,6 +243,7 @@ def check_workload(workload: Workload, where: str) -> None:
         "model_sha256",
         "is not 64 hex digits",
     )
+    need(workload.n_gpu_layers >= 0, "n_gpu_layers", "is below 0")
     need(bool(workload.texts) != workload.is_synthetic, "texts", "are needed for a model, and not for a shape")
     for prefix, one in (("", workload), ("quick.", workload.made_quick())):
         need(one.n_prompt_tokens >= 64, f"{prefix}n_prompt_tokens", f"is {one.n_prompt_tokens}, at least 64 are needed")

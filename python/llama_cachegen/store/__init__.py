@@ -7,6 +7,7 @@ docs/formats/store-segment.md what is in a file.
 from __future__ import annotations
 
 from .identity import Adapter, CodecStamp, ComponentGroup, StoreIdentity, component_groups, store_identity
+from .prefetch import Prefetch, PrefetchReport
 from .reports import Counters, Lookup, SaveResult, StoreStats
 from .segment import MeasuredError
 from .sizes import format_size, parse_size
@@ -21,6 +22,8 @@ __all__ = [
     "Lookup",
     "MeasuredError",
     "Miss",
+    "Prefetch",
+    "PrefetchReport",
     "SaveResult",
     "Snapshot",
     "SnapshotPart",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from ..errors import MissReason, SegmentError
 from . import layout
 from .chain import context_hash
+from .core import StoreCore
 from .identity import CodecStamp, StoreIdentity, first_codec_difference, first_difference
 from .index import Index, Root, Row
 from .lookup import continue_at
@@ -19,14 +19,11 @@ from .reports import Found
 from .segment import read_prefix, read_tokens
 from .snapshot import Miss
 
-if TYPE_CHECKING:
-    from .store import Store
-
 __all__ = ["explain"]
 
 
 def explain(
-    store: Store,
+    core: StoreCore,
     identity: StoreIdentity,
     tokens: bytes,
     lossy: bool,
@@ -36,18 +33,18 @@ def explain(
     n_compared: int,
 ) -> Miss:
     """Why a store has no more of a prompt than was found. The caller holds the store's mutex."""
-    roots: list[Root] = list(store._asking(lambda index: list(index.roots().values())))
-    live = store._asking(lambda index: [root for root in roots if index.beginnings(root.id, 1)])
-    aside = _explain_quarantine(store, identity, tokens, roots, found)
+    roots: list[Root] = list(core._asking(lambda index: list(index.roots().values())))
+    live = core._asking(lambda index: [root for root in roots if index.beginnings(root.id, 1)])
+    aside = _explain_quarantine(core, identity, tokens, roots, found)
     if aside is not None:
         return aside
     if found.root is not None and found.chain is not None:
-        return _explain_tokens(store, found, tokens, n_compared)
+        return _explain_tokens(core, found, tokens, n_compared)
     if not live:
         return Miss(MissReason.ABSENT, "", "the store holds no entry at all", 0)
     same = [root for root in live if first_difference(root.identity, identity) is None]
     if same:
-        return _explain_codec(store, same, lossy, codecs)
+        return _explain_codec(core, same, lossy, codecs)
     nearest = max(
         (one for root in live if (one := first_difference(root.identity, identity)) is not None),
         key=lambda difference: difference.rank,
@@ -55,8 +52,8 @@ def explain(
     return Miss(nearest.reason, nearest.field, nearest.detail, 0)
 
 
-def _explain_codec(store: Store, same: list[Root], lossy: bool, codecs: Sequence[CodecStamp] | None) -> Miss:
-    allowed = [root for root in same if root.block_tokens == store.block_tokens]
+def _explain_codec(core: StoreCore, same: list[Root], lossy: bool, codecs: Sequence[CodecStamp] | None) -> Miss:
+    allowed = [root for root in same if root.block_tokens == core.block_tokens]
     if not allowed:
         return Miss(MissReason.ABSENT, "block_tokens", f"all entries have blocks of {same[0].block_tokens} tokens", 0)
     have = ", ".join(root.codec.title for root in allowed)
@@ -77,30 +74,30 @@ def _explain_codec(store: Store, same: list[Root], lossy: bool, codecs: Sequence
 
 
 def _explain_quarantine(
-    store: Store, identity: StoreIdentity, tokens: bytes, roots: list[Root], found: Found
+    core: StoreCore, identity: StoreIdentity, tokens: bytes, roots: list[Root], found: Found
 ) -> Miss | None:
-    if not store._quarantined and not store._broken:
+    if not core._quarantined and not core._broken:
         return None
-    context = context_hash(identity, store._key)
+    context = context_hash(identity, core._key)
     for root in roots:
-        if root.context != context or root.block_tokens != store.block_tokens:
+        if root.context != context or root.block_tokens != core.block_tokens:
             continue
-        chain = store._chain(root.root, tokens)
+        chain = core._chain(root.root, tokens)
         hashes = {value.hex(): i for i, value in enumerate(chain.hashes())}
-        for note, _ in store._quarantined.values():
+        for note, _ in core._quarantined.values():
             place = hashes.get(note.first, hashes.get(note.key))
-            if place is not None and place * store.block_tokens >= found.n_tokens - store.block_tokens:
+            if place is not None and place * core.block_tokens >= found.n_tokens - core.block_tokens:
                 detail = f"the segment was put aside: {note.reason}"
                 return Miss(MissReason.DAMAGED, "", detail, found.n_tokens)
     return None
 
 
-def _explain_tokens(store: Store, found: Found, tokens: bytes, n_compared: int) -> Miss:
+def _explain_tokens(core: StoreCore, found: Found, tokens: bytes, n_compared: int) -> Miss:
     """The first token that differs from the entry that goes furthest, among the entries used last."""
     assert found.root is not None and found.chain is not None
     asked = np.frombuffer(tokens, dtype="<i4")
-    position, last = continue_at(found.steps, store.block_tokens)
-    root, before = found.root, found.chain.before(position // store.block_tokens)
+    position, last = continue_at(found.steps, core.block_tokens)
+    root, before = found.root, found.chain.before(position // core.block_tokens)
 
     def candidates(index: Index) -> list[Row]:
         if last is None:
@@ -113,9 +110,9 @@ def _explain_tokens(store: Store, found: Found, tokens: bytes, n_compared: int) 
         return rows
 
     best: tuple[int, Miss] | None = None
-    for row in store._asking(candidates):
+    for row in core._asking(candidates):
         with contextlib.suppress(OSError, SegmentError):
-            have = _tokens_of(store, row)
+            have = _tokens_of(core, row)
             want = asked[row.pos_begin : row.pos_begin + len(have)]
             differs = np.flatnonzero(have[: len(want)] != want)
             at = row.pos_begin + (int(differs[0]) if differs.size else len(want))
@@ -134,16 +131,16 @@ def _explain_tokens(store: Store, found: Found, tokens: bytes, n_compared: int) 
     return best[1]
 
 
-def _tokens_of(store: Store, row: Row) -> NDArray[np.int32]:
+def _tokens_of(core: StoreCore, row: Row) -> NDArray[np.int32]:
     name = layout.segment_name(row.key)
-    files = store._files
+    files = core._files
     fd = files.open_read(name)
     try:
 
         def read(n_bytes: int, offset: int) -> bytes:
             return files.read(fd, n_bytes, offset)
 
-        prefix = read_prefix(read, files.facts_of(fd).size, store._key, name)
-        return read_tokens(prefix, read, store._key, name)
+        prefix = read_prefix(read, files.facts_of(fd).size, core._key, name)
+        return read_tokens(prefix, read, core._key, name)
     finally:
         files.close_file(fd)

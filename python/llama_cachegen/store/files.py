@@ -102,6 +102,11 @@ class Files:
             os.close(fd)
         return sorted(entries)
 
+    def will_need(self, fd: int, offset: int, n_bytes: int) -> None:
+        """Ask the system to read these bytes of a file into memory, without waiting for it."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
     def free_bytes(self) -> int:
         """Bytes of the disk that an unprivileged process can still take."""
         found = os.fstatvfs(self._fd)

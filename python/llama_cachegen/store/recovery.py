@@ -30,6 +30,8 @@ from .segment import SegmentPrefix, read_prefix
 
 __all__ = ["Found", "QuarantineNote", "ScanReport", "quarantine", "quarantined", "read_head", "rebuild", "reconcile"]
 
+Progress = Callable[[int, int], None]
+
 _SETTLED_NS = 1_000_000_000
 """A directory whose modification time is younger may change again without a new time."""
 
@@ -137,14 +139,17 @@ def pins(files: Files) -> set[bytes]:
     return {key for entry in list_or_none(files, PINS) if (key := key_of(entry.name)) is not None}
 
 
-def fill(files: Files, index: Index, key: bytes | None, now_ns: int) -> ScanReport:
-    """Read every segment's header into an empty index."""
+def fill(files: Files, index: Index, key: bytes | None, now_ns: int, progress: Progress | None = None) -> ScanReport:
+    """Read every segment's header into an empty index. progress(n_done, n_total) counts directories."""
     report = ScanReport()
     pinned = pins(files)
     times: dict[str, int] = {}
 
     def segments() -> Iterator[tuple[SegmentPrefix, int, bool]]:
-        for shard in shards(files):
+        names = shards(files)
+        for n_done, shard in enumerate(names):
+            if progress is not None:
+                progress(n_done, len(names))
             times[shard] = _settled(files.facts(f"{SEGMENTS}/{shard}").mtime_ns, now_ns)
             for name, segment_key in segment_names(files, shard, report):
                 found, n_bytes = _read_one(files, name, key, report)
@@ -153,6 +158,8 @@ def fill(files: Files, index: Index, key: bytes | None, now_ns: int) -> ScanRepo
                     yield found.prefix, found.used_ms, segment_key in pinned
                 elif n_bytes:
                     sizes[name] = n_bytes
+        if progress is not None:
+            progress(len(names), len(names))
 
     sizes: dict[str, int] = {}
     index.begin()
@@ -169,8 +176,8 @@ def fill(files: Files, index: Index, key: bytes | None, now_ns: int) -> ScanRepo
     return report
 
 
-def rebuild(files: Files, key: bytes | None, now_ns: int) -> tuple[Index, ScanReport]:
-    """Make the index anew beside the old one, and put it in its place.
+def rebuild(files: Files, key: bytes | None, now_ns: int, progress: Progress | None = None) -> tuple[Index, ScanReport]:
+    """Make the index anew beside the old one, and put it in its place. progress as of `fill`.
 
     Raises:
         OSError, sqlite3.Error: it cannot be written.
@@ -180,7 +187,7 @@ def rebuild(files: Files, key: bytes | None, now_ns: int) -> tuple[Index, ScanRe
     try:
         index = Index.create(f"{files.root}/{temporary}")
         try:
-            report = fill(files, index, key, now_ns)
+            report = fill(files, index, key, now_ns, progress)
         finally:
             index.close()
         files.sync(fd)
@@ -325,6 +332,7 @@ def open_index(
     now_ns: Callable[[], int],
     *,
     read_only: bool,
+    progress: Progress | None = None,
 ) -> tuple[Index, ScanReport, str]:
     """The index, up to date: opened, or made anew; of a reader that cannot use the file, in memory.
 
@@ -354,6 +362,6 @@ def open_index(
             index.close()
     if read_only:
         index = Index.create(":memory:")
-        return index, fill(files, index, key, now_ns()), "in memory"
-    index, report = rebuild(files, key, now_ns())
+        return index, fill(files, index, key, now_ns(), progress), "in memory"
+    index, report = rebuild(files, key, now_ns(), progress)
     return index, report, "rebuilt"

@@ -26,6 +26,9 @@ class Counters:
         n_unreadable: segments that the system refused to read, kept.
         n_refused: saves refused for want of room or disk.
         n_index_failures: times the index could not be used and was made anew.
+        n_queued, n_queue_refused, n_queue_cancelled, n_queue_failed: saves given to the store's thread, refused for
+            want of room in its queue, cancelled before they began, and failed.
+        n_prefetched, bytes_prefetched: segments that the system was asked to read ahead.
     """
 
     n_saves: int = 0
@@ -44,6 +47,12 @@ class Counters:
     n_unreadable: int = 0
     n_refused: int = 0
     n_index_failures: int = 0
+    n_queued: int = 0
+    n_queue_refused: int = 0
+    n_queue_cancelled: int = 0
+    n_queue_failed: int = 0
+    n_prefetched: int = 0
+    bytes_prefetched: int = 0
 
     @property
     def write_amplification(self) -> float | None:
@@ -54,6 +63,14 @@ class Counters:
     def written_per_read(self) -> float | None:
         """Payload bytes saved for each byte read; None before the first read."""
         return self.payload_bytes_saved / self.payload_bytes_read if self.payload_bytes_read else None
+
+    def as_dict(self) -> dict[str, int | float | None]:
+        """All of it, what is computed too, for JSON."""
+        return {
+            **dataclasses.asdict(self),
+            "write_amplification": self.write_amplification,
+            "written_per_read": self.written_per_read,
+        }
 
 
 @dataclasses.dataclass(frozen=True)

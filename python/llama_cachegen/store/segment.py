@@ -186,17 +186,23 @@ def payload_digest(payload: memoryview | bytes, key: bytes | None) -> str:
     return str(hasher.update(payload).hexdigest())
 
 
-def read_payload_digest(prefix: SegmentPrefix, read: Callable[[int, int], bytes], key: bytes | None) -> str:
-    """The same of a segment's payload, read piece by piece; shorter than it should be if the file is.
+def read_payload_digest(
+    prefix: SegmentPrefix, read: Callable[[int, int], bytes], key: bytes | None, *, beside_others: bool = False
+) -> str:
+    """The same of a segment's payload, read piece by piece; of fewer bytes if the file has fewer.
+
+    beside_others: on the calling thread only, in pieces that fit into its cache, as others use the cores.
 
     Raises:
         OSError: from read.
     """
     offset, end = prefix.plan.payload_offset, prefix.plan.file_bytes
-    threads = blake3.blake3.AUTO if prefix.payload_bytes > _MAX_PARALLEL_BYTES else 1
+    is_parallel = prefix.payload_bytes > _MAX_PARALLEL_BYTES and not beside_others
+    threads = blake3.blake3.AUTO if is_parallel else 1
     hasher = blake3.blake3(max_threads=threads) if key is None else blake3.blake3(key=key, max_threads=threads)
+    step = _PIECE_BYTES if is_parallel else _MAX_PARALLEL_BYTES
     while offset < end:
-        piece = read(min(_PIECE_BYTES, end - offset), offset)
+        piece = read(min(step, end - offset), offset)
         if not piece:
             break
         hasher.update(piece)

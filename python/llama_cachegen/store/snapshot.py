@@ -94,18 +94,41 @@ class SnapshotPart:
             StoreError: the snapshot is closed.
             OSError: the system cannot read them.
         """
+        self.check()
+        return self._map()
+
+    def check(self, *, beside_others: bool = False) -> None:
+        """Compare the payload with its digest, once.
+
+        Args:
+            beside_others: take one core only: what decodes the payload meanwhile takes the others.
+
+        Raises:
+            As `payload`.
+        """
         _ = self.place
-        if not self._is_verified:
-            # not by way of the mapping, where an error of the disk would end the process
-            digest = read_payload_digest(self.prefix, self._read, self._key)
-            if digest != self.prefix.payload_blake3:
-                error = SegmentCorruptError(
-                    f"segment {self.prefix.key.hex()}: the payload has digest {digest[:12]}, its manifest says "
-                    f"{self.prefix.payload_blake3[:12]}; bytes are damaged"
-                )
-                self._damaged(error)
-                raise error
-            self._is_verified = True
+        if self._is_verified:
+            return
+        # not by way of the mapping, where an error of the disk would end the process
+        digest = read_payload_digest(self.prefix, self._read, self._key, beside_others=beside_others)
+        if digest != self.prefix.payload_blake3:
+            error = SegmentCorruptError(
+                f"segment {self.prefix.key.hex()}: the payload has digest {digest[:12]}, its manifest says "
+                f"{self.prefix.payload_blake3[:12]}; bytes are damaged"
+            )
+            self._damaged(error)
+            raise error
+        self._is_verified = True
+
+    @property
+    def unchecked_payload(self) -> memoryview:
+        """The payload's bytes, read-only, not compared with their digest: for who calls `check` beside it.
+
+        Raises:
+            SegmentCorruptError: the file became shorter.
+            StoreError: the snapshot is closed.
+            OSError: the system cannot read them.
+        """
         return self._map()
 
     def _map(self) -> memoryview:

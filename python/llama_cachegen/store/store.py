@@ -3,70 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
 import os
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import filelock
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import (
-    SegmentError,
-    StoreChainError,
-    StoreError,
-    StoreLayoutError,
-    StoreLockedError,
-    StoreLowDiskError,
-    StoreMissingError,
-    StoreReadOnlyError,
-)
-from . import layout, recovery
-from .chain import DEFAULT_BLOCK_TOKENS, HASH_BYTES, Chain, context_hash, root_hash, token_bytes
+from ..errors import StoreError
+from . import asking, contents, layout, recovery, room, saving
+from .chain import DEFAULT_BLOCK_TOKENS, HASH_BYTES
+from .core import StoreCore, as_bytes
 from .explain import explain
-from .files import FileFacts, Files, LinkError
+from .files import Files
 from .identity import CodecStamp, StoreIdentity
-from .index import Index, Root, Row
-from .lookup import continue_at, walk
-from .parts import open_part, verify_part
-from .reports import Counters, Found, Lookup, SaveResult, StoreStats
-from .room import choose, make_room, remove_rows, taken
-from .segment import (
-    MAX_BLOCK_TOKENS,
-    Manifest,
-    MeasuredError,
-    PayloadFormat,
-    SegmentPrefix,
-    check_payload_kind,
-    encode_prefix,
-    payload_digest,
-    read_prefix,
-)
-from .snapshot import Miss, Snapshot, SnapshotPart
+from .index import Root, Row
+from .later import DEFAULT_QUEUE_BYTES, Queued, SaveQueue, WhenFull
+from .opening import open_core
+from .prefetch import Prefetch, start_prefetch
+from .reports import Counters, Lookup, SaveResult, StoreStats
+from .saving import Progress
+from .segment import MAX_BLOCK_TOKENS, MeasuredError, PayloadFormat, SegmentPrefix, check_payload_kind
+from .snapshot import Miss, Snapshot
 from .verify import VerifyReport, verify
 
 __all__ = ["Counters", "Lookup", "SaveResult", "Store", "StoreStats"]
 
 DEFAULT_BUDGET_BYTES = 32 << 30
 DEFAULT_MIN_FREE_BYTES = 1 << 30
-_MAX_UNNOTED_USES = 1024
 _MAX_COMPARED = 64
 """Entries whose tokens `why_miss` reads to find the one that goes furthest; a snapshot reads those of one."""
 
-_log = logging.getLogger(__name__)
-
-_Answer = TypeVar("_Answer")
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 
-class Store:
+class Store(StoreCore):
     """A store, open. A context manager; its methods may be called from several threads.
 
     Args:
@@ -77,6 +55,9 @@ class Store:
         block_tokens: tokens of a block of a new store: prompts share whole blocks.
         key: 32 bytes that key every digest and name, for a store on a disk that others can write to.
         lock_timeout_s: seconds to wait for another writer.
+        queue_bytes: payloads that wait for the store's thread take no more; see `save_later`.
+        rebuild_progress: progress(n_done, n_total), in directories, if the index has to be made anew. What it raises
+            ends the opening.
         make_files: the file layer.
         clock: seconds since 1970.
 
@@ -97,12 +78,14 @@ class Store:
         block_tokens: int = DEFAULT_BLOCK_TOKENS,
         key: bytes | None = None,
         lock_timeout_s: float = 0.0,
+        queue_bytes: int = DEFAULT_QUEUE_BYTES,
+        rebuild_progress: Progress | None = None,
         make_files: Callable[[str], Files] = Files,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if mode not in ("r", "w"):
             raise ValueError(f"mode {mode!r}; choose 'r' or 'w'")
-        if budget_bytes < 0 or min_free_bytes < 0:
+        if budget_bytes < 0 or min_free_bytes < 0 or queue_bytes < 0:
             raise ValueError("a size is negative")
         if not 1 <= block_tokens <= MAX_BLOCK_TOKENS:
             raise ValueError(f"blocks of {block_tokens} tokens are not possible; 1 to {MAX_BLOCK_TOKENS} are")
@@ -113,196 +96,30 @@ class Store:
         self.budget_bytes = budget_bytes
         self.min_free_bytes = min_free_bytes
         self.counters = Counters()
-        self.opened_by: str
         self._key = key
         self._clock = clock
         self._mutex = threading.RLock()
-        self._uses: dict[bytes, int] = {}
-        self._broken: dict[bytes, tuple[FileFacts | None, str]] = {}
-        self._lock: filelock.BaseFileLock | None = None
-        self._index: Index | None = None
+        self._changes = threading.RLock()
+        self._queue = SaveQueue(queue_bytes, self.counters)
+        self._prefetches: weakref.WeakSet[Prefetch] = weakref.WeakSet()
+        self._uses = {}
+        self._broken = {}
+        self._quarantined = {}
+        self._lock = None
+        self._index = None
         self._files = layout.open_root(self.path, make_files, create=mode == "w", is_keyed=key is not None)
         try:
-            if mode == "w":
-                self._take_lock(lock_timeout_s)
-            store_file = self._read_store_file(block_tokens)
-            layout.check_key(store_file, self.path, key)
-            layout.check_layout(self._files, self.path, create=mode == "w")
-            self.block_tokens = store_file.block_tokens
-            if mode == "w":
-                layout.clean_temporary(self._files)
-            self._index, report, self.opened_by = recovery.open_index(
-                self._files, key, self._now_ns, read_only=mode == "r"
-            )
-            self._last_ms = self._index.last_used_ms()
-            self._quarantined = recovery.quarantined(self._files)
-            if mode == "w":
-                for name, why in report.damaged.items():
-                    self._put_aside(name, why)
+            open_core(self, block_tokens=block_tokens, lock_timeout_s=lock_timeout_s, progress=rebuild_progress)
         except BaseException:
             self.close()
             raise
 
-    def _take_lock(self, timeout_s: float) -> None:
-        path = os.path.join(self.path, layout.LOCK_FILE)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.islink(path):
-                raise StoreLayoutError(f"{path} is a symbolic link")
-        lock = filelock.FileLock(path, timeout=timeout_s, mode=0o600)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            raise StoreLockedError(
-                f"{self.path} is open for writing in another process; open it with mode 'r', or wait for it"
-            ) from None
-        except OSError as error:
-            if error.errno in (errno.EROFS, errno.EACCES):
-                raise StoreReadOnlyError(f"{self.path} cannot be written: {error.strerror}; use mode 'r'") from None
-            raise
-        self._lock = lock
-
-    def _read_store_file(self, block_tokens: int) -> layout.StoreFile:
-        files, path = self._files, self.path
-        try:
-            store_file = layout.read_store_file(files, path)
-        except (StoreLayoutError, LinkError):
-            if self.mode == "r":
-                raise
-            store_file = None
-            with contextlib.suppress(OSError):
-                files.remove(layout.STORE_FILE)
-        if store_file is not None:
-            return store_file
-        if self.mode == "r":
-            raise StoreMissingError(errno.ENOENT, f"there is no store: {layout.STORE_FILE} is missing", path)
-        return layout.make_layout(files, path, self._block_tokens_of_segments() or block_tokens, self._key)
-
-    def _block_tokens_of_segments(self) -> int | None:
-        """Of a store whose store.json was lost, what its segments say."""
-        with contextlib.suppress(FileNotFoundError):
-            for shard in self._files.list(layout.SEGMENTS):
-                for entry in self._files.list(f"{layout.SEGMENTS}/{shard.name}") if shard.is_dir else ():
-                    with contextlib.suppress(SegmentError, OSError):
-                        name = f"{layout.SEGMENTS}/{shard.name}/{entry.name}"
-                        return recovery.read_head(self._files, name, self._key).prefix.block_tokens
-        return None
-
-    # time
-
-    def _now_ns(self) -> int:
-        return int(self._clock() * 1e9)
-
-    def _now_ms(self) -> int:
-        """Never earlier than any use that the store knows of, whatever the clock does."""
-        self._last_ms = max(self._last_ms + 1, int(self._clock() * 1000))
-        return self._last_ms
-
-    # the index
-
-    def _open_index(self) -> Index:
-        if self._index is None:
-            raise StoreError("the store is closed")
-        return self._index
-
-    def _writable(self) -> Index:
-        index = self._open_index()
-        if self.mode == "r":
-            raise StoreReadOnlyError(f"{self.path} was opened for reading; open it with mode 'w' to change it")
-        return index
-
-    def _replace_index(self, error: sqlite3.Error) -> None:
-        """The index failed: make it anew, in memory if the disk does not take it."""
-        _log.warning("the index of %s cannot be used and is made anew: %s", self.path, error)
-        self.counters.n_index_failures += 1
-        if self._index is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._index.close()
-        if self.mode == "w":
-            with contextlib.suppress(OSError, sqlite3.Error):
-                self._index, _ = recovery.rebuild(self._files, self._key, self._now_ns())
-                return
-        self._index = Index.create(":memory:")
-        recovery.fill(self._files, self._index, self._key, self._now_ns())
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[Index]:
-        """A change of the index. If it fails, the index is made anew from the files, which are as they shall be."""
-        index = self._open_index()
-        try:
-            index.begin()
-        except sqlite3.Error as error:
-            self._replace_index(error)
-            index = self._open_index()
-            index.begin()
-        try:
-            yield index
-            index.commit()
-        except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                index.rollback()
-            self._replace_index(error)
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                index.rollback()
-            raise
-
-    def _refresh(self) -> None:
-        """An index in memory has no writer that keeps it up to date."""
-        index = self._open_index()
-        if index.in_memory and self.mode == "r":
-            recovery.reconcile(self._files, index, self._key, self._now_ns())
-
-    def _asking(self, question: Callable[[Index], _Answer]) -> _Answer:
-        """Ask the index, made anew once if it fails.
-
-        Raises:
-            StoreError: it fails again.
-        """
-        try:
-            return question(self._open_index())
-        except sqlite3.Error as error:
-            self._replace_index(error)
-        try:
-            return question(self._open_index())
-        except sqlite3.Error as error:
-            raise StoreError(f"the index of {self.path} cannot be used: {error}") from error
+    @property
+    def is_keyed(self) -> bool:
+        """Its digests are keyed."""
+        return self._key is not None
 
     # lookup
-
-    def _chain(self, root: bytes, tokens: bytes) -> Chain:
-        return Chain(root, tokens, self.block_tokens, self._key)
-
-    def _roots_for(
-        self, index: Index, identity: StoreIdentity, lossy: bool, codecs: Sequence[CodecStamp] | None
-    ) -> list[Root]:
-        """Roots that may answer, the better ones first: in the caller's order, or exact ones before lossy ones."""
-        context = context_hash(identity, self._key)
-        roots = [
-            root
-            for root in index.roots().values()
-            if root.context == context
-            and root.block_tokens == self.block_tokens
-            and (root.codec.is_exact or lossy)
-            and (codecs is None or root.codec in codecs)
-        ]
-        if codecs is not None:
-            order = list(codecs)
-            return sorted(roots, key=lambda root: order.index(root.codec))
-        return sorted(roots, key=lambda root: (not root.codec.is_exact, root.id))
-
-    def _find(self, identity: StoreIdentity, tokens: bytes, lossy: bool, codecs: Sequence[CodecStamp] | None) -> Found:
-        self._refresh()
-
-        def question(index: Index) -> Found:
-            best = Found([])
-            for root in self._roots_for(index, identity, lossy, codecs):
-                chain = self._chain(root.root, tokens)
-                found = Found(walk(index, chain), chain, root)
-                if best.root is None or found.n_tokens > best.n_tokens:
-                    best = found
-            return best
-
-        return self._asking(question)
 
     def lookup(
         self,
@@ -325,15 +142,21 @@ class Store:
             StoreError: the store is closed, or its index cannot be made.
         """
         with self._mutex:
-            found = self._find(identity, _as_bytes(tokens), lossy, codecs)
+            found = asking.find(self, identity, as_bytes(tokens), lossy, codecs)
             return Lookup(
                 found.n_tokens,
                 tuple(step.row.key.hex() for step in found.steps),
                 found.root.codec if found.root and found.steps else None,
             )
 
-    def missing_from(self, identity: StoreIdentity, codec: CodecStamp, tokens: Tokens) -> int:
+    def missing_from(
+        self, identity: StoreIdentity, codec: CodecStamp, tokens: Tokens, *, with_queued: bool = False
+    ) -> int:
         """Where an entry has to begin so that the store has all of these tokens with it: `pos_begin` of `save`.
+
+        Args:
+            identity, codec, tokens: of the entry.
+            with_queued: what `save_later` has taken and not saved yet counts as there: for another `save_later`.
 
         Returns:
             a multiple of block_tokens, or the number of tokens if nothing is missing.
@@ -342,11 +165,10 @@ class Store:
             As `lookup`.
         """
         with self._mutex:
-            data = _as_bytes(tokens)
-            found = self._find(identity, data, True, [codec])
-            if found.steps and found.n_tokens == len(data) // 4:
-                return found.n_tokens
-            return continue_at(found.steps, self.block_tokens)[0]
+            data = as_bytes(tokens)
+            # asked first: what is saved in between is then in the index
+            waiting = self._queue.waiting if with_queued else []
+            return asking.missing_from(self, identity, codec, data, waiting)
 
     def snapshot(
         self,
@@ -370,67 +192,7 @@ class Store:
             As `lookup`.
         """
         with self._mutex:
-            data = _as_bytes(tokens)
-            found = self._find(identity, data, lossy, codecs)
-            parts: list[SnapshotPart] = []
-            miss: Miss | None = None
-            try:
-                block = 0
-                for step in found.steps:
-                    assert found.chain is not None
-                    part, miss = open_part(self, step, found.chain, block)
-                    if part is not None:
-                        parts.append(part)
-                        if verify:
-                            miss = verify_part(self, part)
-                            if miss is not None:
-                                parts.pop().close()
-                        block += part.n_tokens // self.block_tokens
-                    if miss is not None:
-                        break
-                if miss is None and sum(part.n_tokens for part in parts) < len(data) // 4:
-                    miss = explain(self, identity, data, lossy, codecs, found, n_compared=1)
-            except BaseException:
-                for part in parts:
-                    part.close()
-                raise
-            if miss is None:
-                self.counters.n_hits += 1
-            elif parts:
-                self.counters.n_partial += 1
-            else:
-                self.counters.n_misses += 1
-            if self.mode == "w" and parts:
-                now_ms = self._now_ms()
-                self._uses.update((part.prefix.key, now_ms) for part in parts)
-                if len(self._uses) > _MAX_UNNOTED_USES:
-                    self._note_uses()
-            return Snapshot(parts, miss)
-
-    def _count_read(self, n_bytes: int) -> None:
-        self.counters.payload_bytes_read += n_bytes
-
-    def _damaged(self, key: bytes, facts: FileFacts | None, why: str, first: bytes) -> None:
-        """Put a damaged segment aside; where that is not possible, remember it so that it is not read again."""
-        self._broken[key] = (facts, why)
-        name = layout.segment_name(key)
-        if self.mode == "w":
-            with contextlib.suppress(OSError):  # still there, then: the next who reads it finds it damaged again
-                if facts is None or self._files.facts(name) == facts:
-                    self._put_aside(name, why, first)
-
-    def _put_aside(self, name: str, why: str, first: bytes = b"") -> None:
-        key = layout.key_of(name.rpartition("/")[2])
-        if key is None:
-            return
-        note = recovery.QuarantineNote(key=key.hex(), first=first.hex(), reason=why, when_ms=self._now_ms())
-        _log.warning("%s: put aside: %s", self.path, why)
-        recovery.quarantine(self._files, name, note)
-        self.counters.n_quarantined += 1
-        self._quarantined = recovery.quarantined(self._files)
-        with self._changing() as index:
-            index.remove(key)
-            index.forget_other(name)
+            return asking.take_snapshot(self, identity, as_bytes(tokens), lossy, codecs, verify)
 
     # why not
 
@@ -447,8 +209,8 @@ class Store:
         Args and raises: as `lookup`.
         """
         with self._mutex:
-            data = _as_bytes(tokens)
-            found = self._find(identity, data, lossy, codecs)
+            data = as_bytes(tokens)
+            found = asking.find(self, identity, data, lossy, codecs)
             if found.n_tokens == len(data) // 4 and found.steps:
                 return None
             return explain(self, identity, data, lossy, codecs, found, n_compared=_MAX_COMPARED)
@@ -468,6 +230,7 @@ class Store:
         component_types: dict[str, str],
         divisible: bool = True,
         measured_error: Sequence[MeasuredError] = (),
+        progress: Progress | None = None,
     ) -> SaveResult:
         """Save the page of tokens[pos_begin:]. When it returns, the entry lasts; before, there is none of it.
 
@@ -481,6 +244,8 @@ class Store:
             component_types: ggml types by kind.
             divisible: False if only all of the payload can be restored.
             measured_error: of a lossy entry.
+            progress: progress(n_done, n_total), in bytes of the file, before each piece is written and at the end.
+                What it raises ends the save; nothing is saved then.
 
         Raises:
             StoreChainError: what is before pos_begin is not in the store, or more is; ask `missing_from` again.
@@ -490,128 +255,146 @@ class Store:
             ValueError: a value is not possible.
             OSError: the system refuses; nothing was saved.
         """
+        facts = saving.PayloadFacts(payload_format, decoded_bytes, component_types, divisible, measured_error)
+        data = as_bytes(tokens)
         view = memoryview(payload).cast("B")
-        data = _as_bytes(tokens)
+        with self._changes:
+            return saving.save(self, identity, codec, data, view, pos_begin, facts, progress)
+
+    def save_later(
+        self,
+        identity: StoreIdentity,
+        codec: CodecStamp,
+        tokens: Tokens,
+        payload: bytes | bytearray | memoryview,
+        *,
+        pos_begin: int = 0,
+        payload_format: PayloadFormat,
+        decoded_bytes: int,
+        component_types: dict[str, str],
+        divisible: bool = True,
+        measured_error: Sequence[MeasuredError] = (),
+        progress: Progress | None = None,
+        when_full: WhenFull = "refuse",
+        wait_timeout_s: float | None = None,
+        copy: bool = True,
+    ) -> Future[SaveResult]:
+        """Save it on the store's own thread, after all that came before. Returns as soon as it has the payload.
+
+        The page is that of the positions it was exported from, whatever is evaluated afterwards. An entry may continue
+        one that still waits: ask `missing_from(..., with_queued=True)`; if that one fails, this one does too, with
+        StoreChainError. Failures are raised by the future's `result()`, counted, and logged. `close` waits for all of
+        them. A future can be cancelled until its save begins. While a save waits for the disk, lookups go on.
+
+        Args:
+            when_full: if the payloads that wait would take more than queue_bytes: "refuse", or "wait" for room.
+            wait_timeout_s: wait no longer.
+            copy: copy a payload that is not `bytes`, so that the caller may change it. False: it stays as it is until
+                the future is done.
+            The others: as `save`; progress is called on the store's thread.
+
+        Raises:
+            StoreQueueFullError: there is no room in the queue; larger payloads than all of it never have.
+            StoreReadOnlyError: mode "r". StoreError: the store is closed.
+            ValueError: a value is not possible.
+        """
+        facts = saving.PayloadFacts(payload_format, decoded_bytes, component_types, divisible, measured_error)
+        data = as_bytes(tokens)
+        view = memoryview(payload).cast("B")
         with self._mutex:
             self._writable()
-            self._note_uses()
-            check_payload_kind(payload_format, bytes(view[:16]))
-            found = self._find(identity, data, True, [codec])
-            n_tokens = len(data) // 4
-            if found.steps and found.n_tokens == n_tokens:
-                self.counters.n_present += 1
-                last = found.steps[-1].row
-                return SaveResult(last.key.hex(), False, last.file_bytes, 0)
-            available, parent_row = continue_at(found.steps, self.block_tokens)
-            if pos_begin != available or pos_begin >= n_tokens:
-                raise StoreChainError(
-                    f"the store has the first {available} tokens of this chain; an entry from {pos_begin} on does not "
-                    "continue them"
-                )
-            manifest = self._manifest(
-                identity,
-                codec,
-                data,
-                view,
-                pos_begin=pos_begin,
-                payload_format=payload_format,
-                decoded_bytes=decoded_bytes,
-                component_types=dict(sorted(component_types.items())),
-                divisible=divisible,
-                measured_error=tuple(measured_error),
-            )
-            prefix = encode_prefix(manifest, data[4 * pos_begin :], self._key)
-            file_bytes = len(prefix) + view.nbytes
-            n_evicted = make_room(self, file_bytes, {step.row.key for step in found.steps})
-            self._check_disk(file_bytes)
-            self._publish(manifest, prefix, view)
-            self.counters.n_saves += 1
-            self.counters.payload_bytes_saved += view.nbytes
-            self.counters.bytes_written += file_bytes
-            checked = read_prefix(lambda n, offset: prefix[offset : offset + n], file_bytes, self._key)
-            with self._changing() as index:
-                index.add(
-                    checked,
-                    used_ms=manifest.created_ms,
-                    parent_key=parent_row.key if parent_row is not None else None,
-                    is_pinned=manifest.key in recovery.pins(self._files),
-                )
-                index.set_shard(layout.shard_of(manifest.key), 0)
-            return SaveResult(manifest.key.hex(), True, file_bytes, n_evicted)
+        check_payload_kind(payload_format, bytes(view[:16]))
+        if not 0 <= pos_begin < len(data) // 4:
+            raise ValueError(f"position {pos_begin} is none of {len(data) // 4} tokens")
+        # copied only once there is room: what waits outside of the queue takes no memory of the store
+        held: list[memoryview] = [view]
 
-    def _manifest(
-        self, identity: StoreIdentity, codec: CodecStamp, data: bytes, view: memoryview, **values: Any
-    ) -> Manifest:
-        root = self._root(identity, codec)
-        pos_begin: int = values["pos_begin"]
-        before = self._chain(root, data).before(pos_begin // self.block_tokens)
-        part = self._chain(before, data[4 * pos_begin :])
-        return Manifest(
-            identity=identity,
-            codec=codec,
-            block_tokens=self.block_tokens,
-            n_tokens=part.n_tokens,
-            parent=before.hex(),
-            chain=tuple(value.hex() for value in part.hashes()),
-            payload_bytes=view.nbytes,
-            payload_blake3=payload_digest(view, self._key),
-            created_ms=self._now_ms(),
-            **values,
-        )
+        def save() -> SaveResult:
+            with self._changes:
+                return saving.save(self, identity, codec, data, held[0], pos_begin, facts, progress)
 
-    def _root(self, identity: StoreIdentity, codec: CodecStamp) -> bytes:
-        return root_hash(context_hash(identity, self._key), codec, self.block_tokens, self._key)
+        def take() -> None:
+            if copy and not isinstance(payload, bytes):
+                held[0] = memoryview(bytes(view))
 
-    def _publish(self, manifest: Manifest, prefix: bytes, payload: memoryview) -> None:
-        key = manifest.key
-        files = self._files
-        shard = f"{layout.SEGMENTS}/{layout.shard_of(key)}"
-        try:
-            with contextlib.suppress(FileExistsError):
-                files.make_dir(shard)
-                files.sync_dir(layout.SEGMENTS)
-            files.publish(
-                f"{layout.TEMPORARY}/{secrets.token_hex(8)}",
-                layout.segment_name(key),
-                [prefix, payload],
-                mtime_ns=manifest.created_ms * 1_000_000,
-            )
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                self.counters.n_refused += 1
-                raise StoreLowDiskError(f"{self.path}: {error.strerror}; nothing was saved") from None
-            if error.errno == errno.EROFS:
-                raise StoreReadOnlyError(f"{self.path} lies on a read-only file system; nothing was saved") from None
-            raise
+        queued = Queued(identity, codec, data, pos_begin, divisible, view.nbytes)
+        return self._queue.submit(queued, take, save, when_full, wait_timeout_s)
 
-    def _check_disk(self, n_bytes: int) -> None:
-        free = self._files.free_bytes()
-        if free - n_bytes < self.min_free_bytes:
-            self.counters.n_refused += 1
-            raise StoreLowDiskError(
-                f"{self.path}: {n_bytes} bytes would leave {max(0, free - n_bytes)} of the disk free, at least "
-                f"{self.min_free_bytes} have to be left; free some, or lower min_free_bytes"
-            )
+    async def save_async(
+        self,
+        identity: StoreIdentity,
+        codec: CodecStamp,
+        tokens: Tokens,
+        payload: bytes | bytearray | memoryview,
+        **options: Any,
+    ) -> SaveResult:
+        """`save_later`, awaited. Waits for room in the queue without holding up the event loop.
+
+        A cancelled task cancels the save if it has not begun.
+
+        Args and raises: as `save_later` and `save`; when_full is "wait" unless given.
+        """
+        import asyncio  # who does not use it does not wait for its import
+
+        options.setdefault("when_full", "wait")
+        if options["when_full"] == "wait":
+            future = await asyncio.to_thread(self.save_later, identity, codec, tokens, payload, **options)
+        else:
+            future = self.save_later(identity, codec, tokens, payload, **options)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of the payloads that `save_later` took and that are not saved yet."""
+        return sum(one.n_bytes for one in self._queue.waiting)
+
+    def drain(self) -> None:
+        """Wait until all that `save_later` took is saved, or failed."""
+        self._queue.drain()
+
+    # reading ahead
+
+    def prefetch(
+        self,
+        identity: StoreIdentity,
+        prompts: Sequence[Tokens],
+        *,
+        lossy: bool = False,
+        codecs: Sequence[CodecStamp] | None = None,
+        n_threads: int = 4,
+        progress: Progress | None = None,
+    ) -> Prefetch:
+        """Have the system read what the store has of prompts into memory. The files are read on threads.
+
+        Args:
+            identity, lossy, codecs: as `lookup`.
+            prompts: what will be asked for, the first ones first; segments they share are read once.
+            n_threads: that ask the system at a time.
+            progress: progress(n_done, n_total), in segments, on a thread. What it raises ends the prefetch.
+
+        Returns:
+            the prefetch, to be waited for or cancelled; `close` cancels it.
+
+        Raises:
+            As `lookup`.
+        """
+        if n_threads < 1:
+            raise ValueError(f"{n_threads} threads are not possible")
+        found = [self.lookup(identity, tokens, lossy=lossy, codecs=codecs) for tokens in prompts]
+        keys = [bytes.fromhex(key) for one in found for key in one.keys]
+        prefetch = start_prefetch(self, [one.n_tokens for one in found], keys, n_threads, progress)
+        self._prefetches.add(prefetch)
+        return prefetch
 
     # room
 
-    def _note_uses(self) -> None:
-        """Write down what was read, in the index and as the files' times. Only the order of eviction depends on it."""
-        if not self._uses or self.mode == "r":
-            return
-        uses, self._uses = self._uses, {}
-        for key, used_ms in uses.items():
-            with contextlib.suppress(OSError):
-                self._files.touch(layout.segment_name(key), used_ms * 1_000_000)
-        with self._changing() as index:
-            index.used([(used_ms, key) for key, used_ms in uses.items()])
-
-    def prune(self, target_bytes: int, *, dry_run: bool = False) -> list[Row]:
+    def prune(self, target_bytes: int, *, dry_run: bool = False, progress: Progress | None = None) -> list[Row]:
         """Remove entries used longest ago until the store takes at most so many bytes.
 
         Args:
             target_bytes: see above.
             dry_run: only say which would go.
+            progress: progress(n_done, n_total), in segments. What it raises ends it; what is removed stays removed.
 
         Returns:
             what was removed, in order; less than needed if the rest is pinned.
@@ -619,14 +402,8 @@ class Store:
         Raises:
             StoreReadOnlyError: mode "r". OSError: the system refuses.
         """
-        with self._mutex:
-            if not dry_run:
-                self._writable()
-                self._note_uses()
-            removed = choose(self._asking(lambda index: list(index.rows())), taken(self) - target_bytes)
-            if removed and not dry_run:
-                remove_rows(self, removed)
-            return removed
+        with self._changes, self._mutex:
+            return room.prune(self, target_bytes, dry_run, progress)
 
     def remove(self, key: str, *, dry_run: bool = False) -> list[Row]:
         """Remove a segment and all that continue it.
@@ -642,14 +419,14 @@ class Store:
             StoreError: no segment has that key, or several have.
             StoreReadOnlyError: mode "r". OSError: the system refuses.
         """
-        with self._mutex:
+        with self._changes, self._mutex:
             if not dry_run:
                 self._writable()
             rows = [self.entry(key)]
             rows += self._asking(lambda index: index.descendants_of(rows[0].key))
             rows.reverse()
             if not dry_run:
-                remove_rows(self, rows)
+                room.remove_rows(self, rows)
             return rows
 
     def pin(self, key: str) -> None:
@@ -658,7 +435,7 @@ class Store:
         Raises:
             As `remove`.
         """
-        with self._mutex:
+        with self._changes, self._mutex:
             self._writable()
             row = self.entry(key)
             name = f"{row.key.hex()}{layout.SUFFIX}"
@@ -672,7 +449,7 @@ class Store:
         Raises:
             As `remove`.
         """
-        with self._mutex:
+        with self._changes, self._mutex:
             self._writable()
             row = self.entry(key)
             with contextlib.suppress(FileNotFoundError):
@@ -690,13 +467,7 @@ class Store:
             StoreError: the store is closed, or its index cannot be made.
         """
         with self._mutex:
-            self._refresh()
-
-            def question(index: Index) -> list[tuple[Row, Root]]:
-                by_id = {root.id: root for root in index.roots().values()}
-                return [(row, by_id[row.root_id]) for row in index.rows()]
-
-            return self._asking(question)
+            return contents.all_entries(self)
 
     def entry(self, key: str) -> Row:
         """The segment of a key, or of the beginning of one.
@@ -705,18 +476,7 @@ class Store:
             StoreError: there is none, or several.
         """
         with self._mutex:
-            try:
-                whole = bytes.fromhex(key) if len(key) == 2 * HASH_BYTES else b""
-            except ValueError:
-                whole = b""
-            if whole:
-                row: Row | None = self._asking(lambda index: index.get(whole))
-                rows = [] if row is None else [row]
-            else:
-                rows = [row for row, _ in self.entries() if key and row.key.hex().startswith(key)]
-            if len(rows) != 1:
-                raise StoreError(f"{len(rows)} segments of {self.path} have a key that begins with {key!r}")
-            return rows[0]
+            return contents.one_entry(self, key)
 
     def describe(self, key: str) -> SegmentPrefix:
         """Header and manifest of a segment, from its file.
@@ -731,8 +491,7 @@ class Store:
     def quarantined(self) -> dict[str, tuple[recovery.QuarantineNote, int]]:
         """What was put aside: by key in hexadecimal, the note and the bytes kept."""
         with self._mutex:
-            self._quarantined = recovery.quarantined(self._files)
-            return dict(self._quarantined)
+            return contents.quarantined(self)
 
     def stats(self) -> StoreStats:
         """What the store holds now.
@@ -741,24 +500,7 @@ class Store:
             StoreError: the store is closed, or its index cannot be made.
         """
         with self._mutex:
-            self._refresh()
-            self._note_uses()
-            n_segments, n_bytes = self._asking(lambda index: index.totals())
-            n_never, bytes_never = self._asking(lambda index: index.never_read())
-            free = self._files.free_bytes()
-            return StoreStats(
-                n_segments=n_segments,
-                n_bytes=n_bytes,
-                n_never_read=n_never,
-                bytes_never_read=bytes_never,
-                n_pinned=len(self._asking(lambda index: index.pinned())),
-                n_quarantined=len(self._quarantined),
-                bytes_quarantined=sum(n for _, n in self._quarantined.values()),
-                budget_bytes=self.budget_bytes,
-                min_free_bytes=self.min_free_bytes,
-                free_bytes=free,
-                is_low_on_disk=free < self.min_free_bytes,
-            )
+            return contents.stats(self)
 
     # checking
 
@@ -767,7 +509,7 @@ class Store:
         *,
         quarantine: bool = False,
         repair: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> VerifyReport:
         """Check every byte of every segment, and the index against the files.
 
@@ -780,20 +522,46 @@ class Store:
             StoreReadOnlyError: quarantine or repair in mode "r".
             OSError: a directory cannot be read, or the system refuses to mend.
         """
-        with self._mutex:
+        with self._changes, self._mutex:
             if quarantine or repair:
                 self._writable()
             return verify(self, quarantine=quarantine or repair, repair=repair, progress=progress)
 
+    def rebuild_index(self, *, progress: Progress | None = None) -> None:
+        """Make the index anew from the segments. What it raises, or progress does, leaves the old one in use.
+
+        Args:
+            progress: progress(n_done, n_total), in directories.
+
+        Raises:
+            StoreReadOnlyError: mode "r". OSError, StoreError: it cannot be written.
+        """
+        with self._changes, self._mutex:
+            old = self._writable()
+            try:
+                self._index, _ = recovery.rebuild(self._files, self._key, self._now_ns(), progress)
+            except sqlite3.Error as error:
+                raise StoreError(f"the index of {self.path} cannot be made: {error}") from error
+            old.close()
+
     # life
 
     def close(self) -> None:
-        """Note what was read, and let another writer in. Open snapshots stay readable. A second call does nothing."""
-        with self._mutex:
+        """Save what waits, note what was read, and let another writer in. A second call does nothing.
+
+        Open snapshots stay readable.
+        """
+        self._queue.close()
+        running = list(self._prefetches)
+        for prefetch in running:
+            prefetch.cancel()
+        for prefetch in running:
+            prefetch.wait()
+        with self._changes, self._mutex:
             index = self._index
             if index is not None:
                 try:
-                    self._note_uses()
+                    room.note_uses(self)
                     if self.mode == "w":
                         self._settle()
                 except (OSError, StoreError, sqlite3.Error):
@@ -822,13 +590,3 @@ class Store:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _as_bytes(tokens: Tokens) -> bytes:
-    """Little-endian i32. Numbers that do not fit are refused, never wrapped or rounded."""
-    given = np.asarray(tokens)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"tokens must be one row of integers, not {given.dtype} of shape {given.shape}")
-    if given.size and (int(given.min()) < -(2**31) or int(given.max()) >= 2**31):
-        raise ValueError("a token does not fit into 32 bits")
-    return token_bytes(given)

@@ -6,17 +6,16 @@ import contextlib
 import dataclasses
 import sqlite3
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..errors import SegmentCorruptError, SegmentError
 from . import layout, recovery
+from .aside import put_aside
+from .contents import all_entries, quarantined
+from .core import StoreCore
 from .files import LinkError
 from .index import INDEX_NAME, Row
 from .room import remove_rows
 from .segment import read_payload_digest, read_prefix, read_tokens
-
-if TYPE_CHECKING:
-    from .store import Store
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 
@@ -53,14 +52,14 @@ class VerifyReport:
         return all(finding.kind in ("other", "quarantined") for finding in self.findings)
 
 
-def check_segment(store: Store, name: str) -> int:
+def check_segment(core: StoreCore, name: str) -> int:
     """Every byte of a segment. Returns its size.
 
     Raises:
         SegmentError: it is damaged, or of another version or key.
         OSError: the system refuses.
     """
-    files, key = store._files, store._key
+    files, key = core._files, core._key
     try:
         fd = files.open_read(name)
     except LinkError as error:
@@ -85,10 +84,10 @@ def check_segment(store: Store, name: str) -> int:
 
 
 def verify(
-    store: Store, *, quarantine: bool, repair: bool, progress: Callable[[int, int], None] | None
+    core: StoreCore, *, quarantine: bool, repair: bool, progress: Callable[[int, int], None] | None
 ) -> VerifyReport:
     """See `Store.verify`. The caller holds the store's mutex."""
-    files = store._files
+    files = core._files
     findings: list[Finding] = []
     names: list[tuple[str, bytes]] = []
     report = recovery.ScanReport()
@@ -99,11 +98,11 @@ def verify(
     sound: set[bytes] = set()
     for n, (name, key) in enumerate(names):
         try:
-            n_bytes += check_segment(store, name)
+            n_bytes += check_segment(core, name)
             sound.add(key)
         except SegmentCorruptError as error:
             if quarantine:
-                store._put_aside(name, str(error))
+                put_aside(core, name, str(error))
             findings.append(Finding("damaged", name, str(error), "quarantined" if quarantine else ""))
         except SegmentError as error:
             findings.append(Finding("other", name, str(error)))
@@ -111,16 +110,16 @@ def verify(
             findings.append(Finding("unreadable", name, f"{name}: {error}"))
         if progress is not None:
             progress(n + 1, len(names))
-    findings += _check_index(store, sound, repair)
-    findings += _check_orphans(store, repair)
-    for key_hex, (note, _) in store.quarantined().items():
+    findings += _check_index(core, sound, repair)
+    findings += _check_orphans(core, repair)
+    for key_hex, (note, _) in quarantined(core).items():
         if not any(finding.action == "quarantined" and key_hex in finding.name for finding in findings):
             findings.append(Finding("quarantined", f"{layout.QUARANTINE}/{key_hex}{layout.SUFFIX}", note.reason))
     return VerifyReport(len(names), n_bytes, tuple(findings))
 
 
-def _check_index(store: Store, sound: set[bytes], repair: bool) -> list[Finding]:
-    index = store._open_index()
+def _check_index(core: StoreCore, sound: set[bytes], repair: bool) -> list[Finding]:
+    index = core._open_index()
     name = INDEX_NAME
     try:
         known = {row.key for row in index.rows()}
@@ -133,31 +132,31 @@ def _check_index(store: Store, sound: set[bytes], repair: bool) -> list[Finding]
         detail = "SQLite finds it damaged"
     if is_sound and not missing:
         # rows of damaged segments stay until those are put aside
-        gone = {key for key in gone if not _exists(store, key)}
+        gone = {key for key in gone if not _exists(core, key)}
         if not gone:
             return []
     if is_sound:
         detail = f"it lacks {len(missing)} segments and has {len(gone)} that are gone"
     if repair:
-        store._replace_index(sqlite3.DatabaseError(detail))
+        core._replace_index(sqlite3.DatabaseError(detail))
     return [Finding("index", name, detail, "rebuilt" if repair else "")]
 
 
-def _exists(store: Store, key: bytes) -> bool:
+def _exists(core: StoreCore, key: bytes) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        store._files.facts(layout.segment_name(key))
+        core._files.facts(layout.segment_name(key))
         return True
     return False
 
 
-def _check_orphans(store: Store, repair: bool) -> list[Finding]:
+def _check_orphans(core: StoreCore, repair: bool) -> list[Finding]:
     lost: list[Row] = []
-    index = store._open_index()
-    for row, _ in store.entries():
+    index = core._open_index()
+    for row, _ in all_entries(core):
         if row.is_orphan:
             lost += [row, *index.descendants_of(row.key)]
     if repair and lost:
-        remove_rows(store, lost[::-1])
+        remove_rows(core, lost[::-1])
     return [
         Finding(
             "orphan",

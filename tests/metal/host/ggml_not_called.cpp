@@ -1,0 +1,45 @@
+// What ggml-metal.cpp names of llama.cpp's other files and these tests do not call.
+#include "objc_runtime.h"
+
+#define NOT_CALLED(name)                                                                                               \
+    extern "C" void * name() {                                                                                         \
+        objc::broken("%s is called", #name);                                                                           \
+    }
+
+NOT_CALLED(ggml_metal_buffer_clear)
+NOT_CALLED(ggml_metal_buffer_cpy_tensor)
+NOT_CALLED(ggml_metal_buffer_get_tensor)
+NOT_CALLED(ggml_metal_buffer_map)
+NOT_CALLED(ggml_metal_buffer_memset_tensor)
+NOT_CALLED(ggml_metal_buffer_set_tensor)
+NOT_CALLED(ggml_metal_capture_next_compute)
+NOT_CALLED(ggml_metal_cpy_tensor_async)
+NOT_CALLED(ggml_metal_device_event_free)
+NOT_CALLED(ggml_metal_device_event_init)
+NOT_CALLED(ggml_metal_device_event_synchronize)
+NOT_CALLED(ggml_metal_device_get_fusion_info)
+NOT_CALLED(ggml_metal_device_get_memory)
+NOT_CALLED(ggml_metal_device_id_token)
+NOT_CALLED(ggml_metal_device_supports_op)
+NOT_CALLED(ggml_metal_event_record)
+NOT_CALLED(ggml_metal_event_wait)
+NOT_CALLED(ggml_metal_fusion_add_alloc_deps)
+NOT_CALLED(ggml_metal_fusion_info_set_enabled)
+NOT_CALLED(ggml_metal_fusion_info_stats_get)
+NOT_CALLED(ggml_metal_fusion_info_stats_init)
+NOT_CALLED(ggml_metal_fusion_info_stats_reset)
+NOT_CALLED(ggml_metal_get_name)
+NOT_CALLED(ggml_metal_get_tensor_async)
+NOT_CALLED(ggml_metal_graph_compute)
+NOT_CALLED(ggml_metal_graph_optimize)
+NOT_CALLED(ggml_metal_op_flash_attn_ext_extra_blk)
+NOT_CALLED(ggml_metal_op_flash_attn_ext_extra_idx)
+NOT_CALLED(ggml_metal_op_flash_attn_ext_extra_kv_f16)
+NOT_CALLED(ggml_metal_op_flash_attn_ext_extra_pad)
+NOT_CALLED(ggml_metal_op_flash_attn_ext_extra_tmp)
+NOT_CALLED(ggml_metal_op_mul_mat_id_extra_amax)
+NOT_CALLED(ggml_metal_op_mul_mat_id_extra_ids)
+NOT_CALLED(ggml_metal_op_mul_mat_id_extra_tpe)
+NOT_CALLED(ggml_metal_set_abort_callback)
+NOT_CALLED(ggml_metal_set_tensor_async)
+NOT_CALLED(ggml_metal_supports_family)

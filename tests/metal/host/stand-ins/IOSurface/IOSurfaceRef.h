@@ -1,0 +1,3 @@
+#pragma once
+
+using IOSurfaceRef = struct __IOSurface *;
