@@ -184,6 +184,7 @@ TEST(encoded_pages) {
                static_cast<unsigned long long>(counts.n_counted), static_cast<unsigned long long>(counts.n_made),
                static_cast<unsigned long long>(counts.n_without_room));
         CHECK(counts.n_made > 50);
+        CHECK(counts.n_in_wide_waves > 0);
         CHECK(counts.n_counted > 20);
         CHECK_EQ(device.n_allocations(), uint64_t(0));
     }

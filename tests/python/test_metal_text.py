@@ -74,7 +74,7 @@ MOVED = (
     ("metal/metal_arguments.h", "    uint64_t  values; ", "    uint64_t  models; ", "metal_decode_arguments"),
     (
         "metal/metal_arguments.h",
-        "    uint32_t         block_begin;\n    uint32_t         block_end;\n",
+        "    uint32_t         wave_begin;\n    uint32_t         page_end;\n",
         "",
         "metal_encode",
     ),
