@@ -14,9 +14,9 @@ constexpr uint32_t encode_threads(int r) {
     return (r <= 2 ? max_encode_groups_a_workgroup : encode_groups_a_workgroup) * 32;
 }
 
-constexpr uint32_t other_threads  = 256;
+constexpr uint32_t other_threads = 256;
 // launch bounds: one workgroup at least, lest registers are spilled for an occupancy that a block's groups do not reach
-constexpr uint32_t plane_threads  = 32; // a plane's layout takes one group of lanes
+constexpr uint32_t plane_threads = 32; // a plane's layout takes one group of lanes
 
 template <uint32_t SOURCE, int R> KC_KERNEL(other_threads, 1) find_scales(KC_ARGUMENT encode_buffers in) {
     scales_kernel<SOURCE, R>(kc_this_thread(), in);
@@ -29,10 +29,10 @@ template <uint32_t SOURCE, int R> KC_KERNEL(other_threads, 1) count(KC_ARGUMENT 
 template <uint32_t SOURCE, int R> KC_KERNEL(encode_threads(R), 1) encode(KC_ARGUMENT encode_buffers in) {
     alignas(16) extern KC_SHARED_MEMORY uint64_t shared[];
 
-    const kc_thread me    = kc_this_thread();
-    auto * const rings    = reinterpret_cast<uint16_t *>(shared);
-    auto * const table    = shared + me.n_groups * R * chunk_bytes / 8;
-    auto * const class_of = reinterpret_cast<uint8_t *>(table + in.set.n_entries);
+    const kc_thread me       = kc_this_thread();
+    auto * const    rings    = reinterpret_cast<uint16_t *>(shared);
+    auto * const    table    = shared + me.n_groups * R * chunk_bytes / 8;
+    auto * const    class_of = reinterpret_cast<uint8_t *>(table + in.set.n_entries);
     encode_kernel<SOURCE, R>(me, in, rings, table, class_of);
 }
 

@@ -99,9 +99,9 @@ plane_case make_plane(std::mt19937 & random, const page_case & page, uint32_t mo
 page_case make_page(std::mt19937 & random, bool is_large) {
     constexpr uint32_t blocks[] = { 32, 37, 64, 256 };
     page_case          page;
-    page.n_tokens                = is_large ? 500 + random() % 3000 : 1 + random() % 150;
-    page.options.struct_size     = sizeof(page.options);
-    page.options.block_tokens    = is_large ? 512 + random() % 1024 : blocks[random() % 4];
+    page.n_tokens             = is_large ? 500 + random() % 3000 : 1 + random() % 150;
+    page.options.struct_size  = sizeof(page.options);
+    page.options.block_tokens = is_large ? 512 + random() % 1024 : blocks[random() % 4];
     if (random() % 4 == 0) { // blocks for waves of several, the last wave having fewer
         page.options.block_tokens = is_large ? 64 + random() % 64 : 32;
         page.n_tokens             = is_large ? page.n_tokens : 200 + random() % 250;

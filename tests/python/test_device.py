@@ -1,4 +1,4 @@
-"""Sessions whose cache lies on a device: archives beside the processor's, byte by byte, and failures that leave no trace.
+"""Sessions whose cache lies on a device: archives beside the processor's, and failures that leave no trace.
 
 Skipped where the library has no device backend; `scripts/qualify-cuda --wheels` runs it on a card.
 """
@@ -19,7 +19,15 @@ from test_session import PROMPT, check_context_untouched, greedy, make_engine, u
 
 ALL_LAYERS = 99
 LONG = [int(t) for t in np.random.default_rng(9).integers(0, 64, 200)]
-TYPES = [("f16", "f16"), ("f32", "f32"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("q8_0", "f32"), ("q4_0", "f16"), ("q4_0", "q4_0")]
+TYPES = [
+    ("f16", "f16"),
+    ("f32", "f32"),
+    ("q8_0", "q8_0"),
+    ("q8_0", "f16"),
+    ("q8_0", "f32"),
+    ("q4_0", "f16"),
+    ("q4_0", "q4_0"),
+]
 
 
 def on_device(model: Path, n_gpu_layers: int = ALL_LAYERS, **options: Any) -> Engine:
