@@ -21,10 +21,11 @@ from llama_cachegen import Engine
 from llama_cachegen.archive_file import ArchiveFile
 from llama_cachegen.codec import Archive, Mode, encode, page_planes
 from llama_cachegen.errors import QualifyError, UnsupportedMemoryError
+from llama_cachegen.evaluate import archive_memory
 from llama_cachegen.evaluate.archive_memory import can_measure_memory, measure_memory
 from llama_cachegen.evaluate.caches import native_rows
 from llama_cachegen.page import Page
-from llama_cachegen.qualify import native_archive, run, step_prepare
+from llama_cachegen.qualify import cases, native_archive, run, step_prepare
 from llama_cachegen.qualify.cases import NATIVE, NATIVE_ARCHIVE
 from llama_cachegen.qualify.certificate import encode_certificate, read_certificate, seal, write_certificate
 from llama_cachegen.qualify.hardware import Hardware
@@ -45,7 +46,7 @@ from qualify_cases import qualify, write_workload
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def step_config(folder: Path, model: Path, cases: list[str], control: str, n_prompt: int = 200) -> StepConfig:
+def step_config(folder: Path, model: Path, names: list[str], control: str, n_prompt: int = 200) -> StepConfig:
     workload = load_workload(write_workload(folder))
     return StepConfig(
         step="",
@@ -62,7 +63,7 @@ def step_config(folder: Path, model: Path, cases: list[str], control: str, n_pro
         swa_full=False,
         folder=str(folder),
         tokens_folder=str(folder),
-        cases=cases,
+        cases=names,
         control=control,
         repeats=workload.repeats,
         steps=workload.steps,
@@ -154,11 +155,32 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run_step", run_step)
 
 
+@pytest.fixture
+def offloaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """n_gpu_layers of every engine that this process makes, and of those that measure memory."""
+    found: list[int] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, n_gpu_layers: int = -1, **named: Any) -> Any:
+            found.append(n_gpu_layers)
+            return call(*arguments, n_gpu_layers=n_gpu_layers, **named)
+
+        return noted
+
+    for module in (cases, archive_memory):
+        monkeypatch.setattr(module, "Engine", noting(Engine))
+    monkeypatch.setattr(run, "measure_memory", noting(measure_memory))
+    return found
+
+
 @pytest.mark.usefixtures("on_a_device")
-def test_native_archive_is_the_control_where_pages_are_refused(nvidia_smi: Tool, tmp_path: Path) -> None:
+def test_native_archive_is_the_control_where_pages_are_refused(
+    nvidia_smi: Tool, tmp_path: Path, offloaded: list[int]
+) -> None:
     nvidia_smi(CARD)
     workload = msgspec.structs.replace(load_workload(write_workload(tmp_path)), n_gpu_layers=99)
     made = run.run_qualification(workload, work=tmp_path / "work", tree=tmp_path)
+    assert set(offloaded) == {99} and len(offloaded) > 6
     certificate = publish(made, tmp_path / "out")
     verify_certificate(read_certificate(tmp_path / "out" / f"{certificate.id}.json"))
     assert certificate.hardware.title.startswith("A Card (CUDA), ")
@@ -194,13 +216,17 @@ def test_the_page_stays_the_control_where_it_can_be(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.skipif(not can_measure_memory(), reason="this system does not tell the peak of a process's memory")
-def test_memory_of_an_offloaded_engine(tiny_model: Path, tmp_path: Path) -> None:
+def test_memory_of_an_offloaded_engine(tiny_model: Path, tmp_path: Path, offloaded: list[int]) -> None:
     with Engine(tiny_model, n_ctx=256, n_threads=1) as engine, engine.session() as session:
         session.prefill(np.arange(200) % 64)
         receipt = session.save(tmp_path / "b", "balanced")
         save_native_archive(session, tmp_path / "n")
     common: dict[str, Any] = {"model": tiny_model, "n_ctx": 256, "n_threads": 1, "n_gpu_layers": 99}
     fill = {"fill": tmp_path / "n", "fill_kind": NATIVE_ARCHIVE}
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in (common | fill).items()}
+    own |= {"action": "restore", "kind": "balanced", "path": str(tmp_path / "b")}
+    assert archive_memory._measure(own | {"type_k": "f16", "type_v": "f16", "swa_full": False}).transient_bytes > 0
+    assert offloaded == [99]
     restored = measure_memory(action="restore", kind="balanced", path=tmp_path / "b", **common, **fill)
     saved = measure_memory(action="save", kind="balanced", path=tmp_path / "again", **common, **fill)
     assert restored.transient_bytes > 0 and saved.transient_bytes == receipt.transient_bytes
