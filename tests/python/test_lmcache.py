@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_cachegen.codec import Kind, Plane
 from llama_cachegen.codec.errors import ArchiveError, CodecError, EncodeError, UnsupportedArchiveError
 from llama_cachegen.codec.reference import (
     MAX_ENCODE_TOKENS,
@@ -40,7 +41,10 @@ from llama_cachegen.codec.reference.arithmetic import decode_streams, encode_str
 from llama_cachegen.codec.reference.cdf import build_cdf
 from llama_cachegen.codec.reference.quantizer import dequantise, narrow, quantise, widen
 from llama_cachegen.codec.reference.restricted_pickle import Call, Global, Instance, PersistentId, Reader
+from llama_cachegen.evaluate.rivals import lmcache_calls
 from llama_cachegen.ggml_types import GgmlType
+from llama_cachegen.qualify import lmcache_peer
+from llama_cachegen.qualify.lmcache_peer import PYTHON_VARIABLE, time_lmcache
 from numpy.typing import NDArray
 from parity import ORACLE, Cell, Parity
 
@@ -1057,3 +1061,74 @@ def test_the_documents_example_is_the_fixture() -> None:
         assert begin >= end
         end = begin + len(shown) if not is_cut else begin
     assert end == len(data)
+
+
+# timed as a peer of a qualification
+
+
+def _peer_planes(n_tokens: int = 300) -> list[Plane]:
+    rng = np.random.default_rng(3)
+    return [
+        Plane(rng.normal(size=(n_tokens, 32)).astype(np.float16), GgmlType.F16, 32, layer=layer, kind=kind)
+        for layer in range(2)
+        for kind in (Kind.K, Kind.V)
+    ]
+
+
+def _pretend(folder: Path, body: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_peer_is_not_timed_without_lmcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planes = _peer_planes()
+    n_bytes = lmcache_calls(planes, 2)
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    assert time_lmcache(planes, 2, n_bytes) == (
+        [],
+        [],
+        f"not timed: {PYTHON_VARIABLE} names no Python that has LMCache",
+    )
+    for python, words in (
+        (str(tmp_path / "gone"), "No such file"),
+        (_pretend(tmp_path, "echo no torch >&2; exit 3"), "LMCache ended with status 3: no torch"),
+        (sys.executable, "LMCache ended with status 1: ModuleNotFoundError: No module named 'torch'"),
+    ):
+        monkeypatch.setenv(PYTHON_VARIABLE, python)
+        times = time_lmcache(planes, 2, n_bytes)
+        assert (times.encode_ms, times.decode_ms) == ([], []) and words in times.note
+
+
+def test_peer_times_are_of_the_same_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls of at most 256 tokens; times count only if the containers' sizes are the reference's."""
+    planes = _peer_planes()
+    n_bytes = lmcache_calls(planes, 2)
+    told = f'echo \'{{"version": "9", "n_bytes": {n_bytes + 40}, "encode_ms": 5.5, "decode_ms": 2.5}}\''
+    monkeypatch.setenv(PYTHON_VARIABLE, _pretend(tmp_path, f'ls "$2" > "{tmp_path}/calls"; {told}'))
+    times = time_lmcache(planes, 2, n_bytes)
+    assert times[:2] == ([5.5], [2.5]) and times.note.startswith("times by LMCache 9 itself on the processor")
+    assert (tmp_path / "calls").read_text().split() == ["call-00000.npy", "call-00001.npy"]
+    times = time_lmcache(planes, 2, n_bytes - 1000)
+    assert times[:2] == ([], []) and "its containers have" in times.note
+    monkeypatch.setattr(lmcache_peer, "_MOST_VALUES", 1000)
+    assert "values take LMCache's path for processors minutes" in time_lmcache(planes, 2, n_bytes).note
+
+
+LMCACHE_PYTHON = ROOT / "build" / "lmcache-venv" / "bin" / "python"
+
+
+@pytest.mark.skipif(not LMCACHE_PYTHON.exists(), reason="no LMCache here; scripts/check-lmcache installs it")
+@pytest.mark.parametrize("type_", [GgmlType.F16, GgmlType.F32, GgmlType.BF16])
+def test_peer_by_lmcache_itself(monkeypatch: pytest.MonkeyPatch, type_: GgmlType) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, str(LMCACHE_PYTHON))
+    make: dict[GgmlType, Callable[[Array], Array]] = {
+        GgmlType.F16: lambda values: values,
+        GgmlType.F32: lambda values: values.astype(np.float32),
+        GgmlType.BF16: lambda values: (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
+    }
+    planes = [dataclasses.replace(plane, data=make[type_](plane.data), type=type_) for plane in _peer_planes()]
+    times = time_lmcache(planes, 2, lmcache_calls(planes, 2))
+    assert times.note.startswith("times by LMCache 0.5.6 itself"), times.note
+    assert times.encode_ms[0] > 0 and times.decode_ms[0] > 0

@@ -21,11 +21,11 @@ from llama_cachegen import Engine
 from llama_cachegen.archive_file import ArchiveFile
 from llama_cachegen.codec import Archive, Mode, encode, page_planes
 from llama_cachegen.errors import QualifyError, UnsupportedMemoryError
+from llama_cachegen.evaluate import archive_memory
 from llama_cachegen.evaluate.archive_memory import can_measure_memory, measure_memory
 from llama_cachegen.evaluate.caches import native_rows
 from llama_cachegen.page import Page
-from llama_cachegen.qualify import native_archive, step_prepare
-from llama_cachegen.qualify.assemble import assemble_row
+from llama_cachegen.qualify import cases, native_archive, run, step_prepare
 from llama_cachegen.qualify.cases import NATIVE, NATIVE_ARCHIVE
 from llama_cachegen.qualify.certificate import encode_certificate, read_certificate, seal, write_certificate
 from llama_cachegen.qualify.hardware import Hardware
@@ -36,17 +36,17 @@ from llama_cachegen.qualify.report_page import report_page
 from llama_cachegen.qualify.step_config import StepConfig
 from llama_cachegen.qualify.step_peers import measure_peers
 from llama_cachegen.qualify.step_quality import measure_quality
-from llama_cachegen.qualify.step_timing import measure_times
 from llama_cachegen.qualify.step_tokens import make_tokens
-from llama_cachegen.qualify.tables import rows_table, summary_table
+from llama_cachegen.qualify.tables import peers_table, rows_table, summary_table
 from llama_cachegen.qualify.verify import contradictions, read_all, verify_certificate
-from llama_cachegen.qualify.workload import Row, load_workload
+from llama_cachegen.qualify.worker import STEPS
+from llama_cachegen.qualify.workload import load_workload
 from qualify_cases import qualify, write_workload
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def step_config(folder: Path, model: Path, cases: list[str], control: str, n_prompt: int = 200) -> StepConfig:
+def step_config(folder: Path, model: Path, names: list[str], control: str, n_prompt: int = 200) -> StepConfig:
     workload = load_workload(write_workload(folder))
     return StepConfig(
         step="",
@@ -63,7 +63,7 @@ def step_config(folder: Path, model: Path, cases: list[str], control: str, n_pro
         swa_full=False,
         folder=str(folder),
         tokens_folder=str(folder),
-        cases=cases,
+        cases=names,
         control=control,
         repeats=workload.repeats,
         steps=workload.steps,
@@ -116,46 +116,96 @@ def test_raw_planes_of_a_lossy_profile_are_refused(tiny_model: Path, tmp_path: P
         encode(page_planes(page), "balanced", is_raw=True)
 
 
+Tool = Callable[[str], None]
+
+
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Native pages are refused, as on a device."""
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """nvidia_smi(body): a tool of that name is the only one on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def make(body: str) -> None:
+        path = folder / "nvidia-smi"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+CARD = "[ \"$1\" = --query-gpu=name,driver_version ] && echo 'A Card, 580.1'"
+
+
+@pytest.fixture
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps run in this process, where native pages are refused and the cache says that it lies on a device."""
     save = step_prepare.save
 
-    def on_device(session: Any, case: str, path: Path) -> Any:
+    def refusing(session: Any, case: str, path: Path) -> Any:
         if case == NATIVE:
             raise UnsupportedMemoryError(55, "REFUSED_BACKEND", "layer 0 is on a device, which is not host memory")
         return save(session, case, path)
 
-    monkeypatch.setattr(step_prepare, "save", on_device)
+    def run_step(config: StepConfig, _name: str) -> dict[str, Any]:
+        result = STEPS[config.step](config)
+        return {**result, "component_backends": ["CUDA0"]} if config.step == "prepare" else result
+
+    monkeypatch.setattr(step_prepare, "save", refusing)
+    monkeypatch.setattr(run, "run_step", run_step)
 
 
-@pytest.mark.usefixtures("refused")
-def test_native_archive_is_the_control_where_pages_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    every = ["llama-state", NATIVE, NATIVE_ARCHIVE, "balanced", "exact"]
-    make_tokens(step_config(tmp_path, tiny_model, [], NATIVE))
-    prepared = step_prepare.prepare(step_config(tmp_path, tiny_model, every, NATIVE))
-    assert prepared["control"] == NATIVE_ARCHIVE and "is on a device" in prepared["files"][NATIVE]["refusal"]
-    # 2 layers of K and V, 199 tokens, one head of 64 values
-    assert (prepared["n_values"], prepared["native_bytes"]) == (4 * 199 * 64, 4 * 199 * 64 * 2)
-    config = step_config(tmp_path, tiny_model, [case for case in every if case != NATIVE], NATIVE_ARCHIVE)
-    steps: dict[str, Any] = {"prepare": prepared, "retrieval": {}}
-    for i in range(3):
-        steps[f"timing {i}"] = measure_times(msgspec.structs.replace(config, n_process=i))
-    steps["quality"] = measure_quality(config, prepared["greedy"])
-    steps["peers"] = measure_peers(config)
-    row = assemble_row(Row("f16", "f16"), steps, load_workload(tmp_path / "tiny.toml"))
-    control = row.case(NATIVE_ARCHIVE)
+@pytest.fixture
+def offloaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """n_gpu_layers of every engine that this process makes, and of those that measure memory."""
+    found: list[int] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, n_gpu_layers: int = -1, **named: Any) -> Any:
+            found.append(n_gpu_layers)
+            return call(*arguments, n_gpu_layers=n_gpu_layers, **named)
+
+        return noted
+
+    for module in (cases, archive_memory):
+        monkeypatch.setattr(module, "Engine", noting(Engine))
+    monkeypatch.setattr(run, "measure_memory", noting(measure_memory))
+    return found
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_native_archive_is_the_control_where_pages_are_refused(
+    nvidia_smi: Tool, tmp_path: Path, offloaded: list[int]
+) -> None:
+    nvidia_smi(CARD)
+    workload = msgspec.structs.replace(load_workload(write_workload(tmp_path)), n_gpu_layers=99)
+    made = run.run_qualification(workload, work=tmp_path / "work", tree=tmp_path)
+    assert set(offloaded) == {99} and len(offloaded) > 6
+    certificate = publish(made, tmp_path / "out")
+    verify_certificate(read_certificate(tmp_path / "out" / f"{certificate.id}.json"))
+    assert certificate.hardware.title.startswith("A Card (CUDA), ")
+    assert certificate.id.startswith("tiny--a-card-")
+    (row,) = certificate.rows
+    # 2 layers of K and V, 319 tokens, one head of 64 values
+    assert (row.n_values, row.native_bytes) == (4 * 319 * 64, 4 * 319 * 64 * 2)
+    assert [case.name for case in row.cases[:4]] == ["recompute", "llama-state", NATIVE, NATIVE_ARCHIVE]
+    control, lossy = row.case(NATIVE_ARCHIVE), row.case("balanced")
     assert row.control == control.name and control.decision is None and control.gates == [] and control.is_exact
     assert [len(process) for process in control.samples["warm.ttft_ms"]] == [5, 5, 5]
-    assert not any(phase.startswith("save.") for phase in control.samples)
-    assert "save.total_ms" in row.case("balanced").samples
+    assert not any(phase.startswith("save.") for phase in control.samples) and "save.total_ms" in lossy.samples
     assert control.quality is not None and control.quality.kl_max_nats == 0 and control.quality.free_agreement == 1
-    gates = {gate.name: gate for gate in row.case("balanced").gates}
+    gates = {gate.name: gate for gate in lossy.gates}
     assert "of native-archive" in gates["warm first token of control"].reason
-    assert gates["size"].measured == pytest.approx(row.case("balanced").file_bytes / prepared["native_bytes"])
-    assert row.case(NATIVE).refusal and not row.case(NATIVE).samples
+    assert gates["size"].measured == pytest.approx(lossy.file_bytes / row.native_bytes)
+    assert "is on a device" in row.case(NATIVE).refusal and not row.case(NATIVE).samples
     assert {peer.source for peer in row.peers} == {"rows of the native archive"}
-    assert all(peer.source_bytes == prepared["native_bytes"] for peer in row.peers)
+    assert all(peer.source_bytes == row.native_bytes for peer in row.peers)
+    if can_measure_memory():
+        assert lossy.save_peak_bytes is not None and lossy.save_transient_bytes
+        assert control.restore_peak_bytes is not None and control.restore_transient_bytes
+        assert control.save_peak_bytes is None and control.save_transient_bytes is None
+    assert f'<td class="l">{NATIVE_ARCHIVE}</td>' in report_page([certificate])
+    assert "DietGPU" in "\n".join(peers_table([certificate], tmp_path, tmp_path / "README.md"))
 
 
 def test_the_page_stays_the_control_where_it_can_be(tiny_model: Path, tmp_path: Path) -> None:
@@ -166,13 +216,17 @@ def test_the_page_stays_the_control_where_it_can_be(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.skipif(not can_measure_memory(), reason="this system does not tell the peak of a process's memory")
-def test_memory_of_an_offloaded_engine(tiny_model: Path, tmp_path: Path) -> None:
+def test_memory_of_an_offloaded_engine(tiny_model: Path, tmp_path: Path, offloaded: list[int]) -> None:
     with Engine(tiny_model, n_ctx=256, n_threads=1) as engine, engine.session() as session:
         session.prefill(np.arange(200) % 64)
         receipt = session.save(tmp_path / "b", "balanced")
         save_native_archive(session, tmp_path / "n")
     common: dict[str, Any] = {"model": tiny_model, "n_ctx": 256, "n_threads": 1, "n_gpu_layers": 99}
     fill = {"fill": tmp_path / "n", "fill_kind": NATIVE_ARCHIVE}
+    own = {name: str(value) if isinstance(value, Path) else value for name, value in (common | fill).items()}
+    own |= {"action": "restore", "kind": "balanced", "path": str(tmp_path / "b")}
+    assert archive_memory._measure(own | {"type_k": "f16", "type_v": "f16", "swa_full": False}).transient_bytes > 0
+    assert offloaded == [99]
     restored = measure_memory(action="restore", kind="balanced", path=tmp_path / "b", **common, **fill)
     saved = measure_memory(action="save", kind="balanced", path=tmp_path / "again", **common, **fill)
     assert restored.transient_bytes > 0 and saved.transient_bytes == receipt.transient_bytes
@@ -196,27 +250,6 @@ def test_native_archive_of_a_window(dummy_model: Callable[[str], Path], tmp_path
     peers = {peer["name"]: peer for peer in measure_peers(config)["peers"]}
     assert peers["zstd -1"]["source_bytes"] == prepared["native_bytes"]
     assert "all tokens of every layer" in peers["LMCache CacheGen"]["note"]
-
-
-Tool = Callable[[str], None]
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """nvidia_smi(body): a tool of that name is the only one on the PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-
-    def make(body: str) -> None:
-        path = folder / "nvidia-smi"
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-
-    return make
-
-
-CARD = "[ \"$1\" = --query-gpu=name,driver_version ] && echo 'A Card, 580.1'"
 
 
 @pytest.mark.parametrize(

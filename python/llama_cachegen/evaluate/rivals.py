@@ -24,6 +24,7 @@ __all__ = [
     "ckg1_archive",
     "ckg1_bytes",
     "compressed_bytes",
+    "lmcache_call_values",
     "lmcache_calls",
     "lmcache_values",
     "load_package",
@@ -160,6 +161,17 @@ def _lmcache_rows(plane: Plane, begin: int, end: int) -> NDArray[Any]:
         return rows.view(np.uint16)
     part = Plane(rows, plane.type, plane.n_channels)
     return values_of(part).astype(np.float16)
+
+
+def lmcache_call_values(planes: Sequence[Plane], n_layers: int) -> Iterator[NDArray[Any]]:
+    """Values of each of LMCache's calls, [layers, 2, tokens, 1, channels]: float16, float32, or bits of bfloat16.
+
+    Raises:
+        CachegenError: planes that LMCache has no container for.
+    """
+    for group in _by_tokens(planes):
+        for kv, _, _ in _calls(group, n_layers):
+            yield kv
 
 
 def lmcache_calls(planes: Sequence[Plane], n_layers: int) -> int:

@@ -9,6 +9,7 @@ from html import escape
 from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE, RECOMPUTE
 from .certificate import Case, Certificate, RowEvidence
 from .plots import Bar, Line, Point, Stack, bars, lines, scatter, stacks
+from .published import published_lines
 from .verify import standing
 
 __all__ = ["report_page"]
@@ -218,7 +219,9 @@ def _peers(certificate: Certificate) -> str:
         for peer in row.peers
     ]
     columns = ("K/V", "codec", "native bytes", "bytes", "of native", "encode ms", "decode ms", "note")
-    return _table(columns, rows, name="peers")
+    references = "".join(f"<li>{escape(words)}: {escape(url)}</li>" for words, _, url in published_lines())
+    table = _table(columns, rows, name="peers")
+    return f'{table}<p class="dim">For reference, of other data on other hardware:</p><ul class="dim">{references}</ul>'
 
 
 def _retrieval(certificate: Certificate) -> str:

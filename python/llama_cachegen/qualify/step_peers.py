@@ -18,6 +18,7 @@ from ..evaluate.rivals import ckg1_archive, lmcache_calls, load_package
 from ..ggml_types import GgmlType
 from ..page import Page
 from .cases import LLAMA, NATIVE, NATIVE_ARCHIVE
+from .lmcache_peer import time_lmcache
 from .native_archive import native_archive_planes
 from .step_config import StepConfig
 
@@ -171,7 +172,7 @@ def _blosc2(chunks: list[tuple[NDArray[np.uint8], GgmlType]]) -> tuple[Encode, D
 
 
 def _models(planes: list[Plane], source: str) -> list[dict[str, Any]]:
-    """Codecs of KV values: CKG1 by libcachegen, LMCache's by the numpy reference, which has its bits only."""
+    """Codecs of KV values: CKG1 by libcachegen, LMCache's by the numpy reference, timed by itself where it is."""
     n_layers = 1 + max(plane.layer for plane in planes)
     n_bytes = sum(native_rows(plane).nbytes for plane in planes)
     rows = []
@@ -200,13 +201,22 @@ def _models(planes: list[Plane], source: str) -> list[dict[str, Any]]:
                 note="by libcachegen, one thread, once, into a new array; LMCache's bins",
             )
         )
-    name, note = (
-        "LMCache CacheGen",
-        "sizes of LMCache's own containers by the numpy reference, which has its bits; not timed",
-    )
+    name, note = "LMCache CacheGen", "sizes of LMCache's own containers by the numpy reference, which has its bits"
     try:
         n_encoded = lmcache_calls(planes, n_layers)
-        rows.append(_row(name, source, is_exact=False, source_bytes=n_bytes, encoded_bytes=n_encoded, note=note))
+        encode_times, decode_times, words = time_lmcache(planes, n_layers, n_encoded)
+        rows.append(
+            _row(
+                name,
+                source,
+                is_exact=False,
+                source_bytes=n_bytes,
+                encoded_bytes=n_encoded,
+                encode_ms=encode_times,
+                decode_ms=decode_times,
+                note=f"{note}; {words}",
+            )
+        )
     except CachegenError as error:
         rows.append(_row(name, source, is_exact=False, source_bytes=n_bytes, note=str(error)))
     return rows

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..evaluate.report import markdown_table
 from .cases import RECOMPUTE
 from .certificate import Case, Certificate, RowEvidence
+from .published import published_lines
 from .verify import standing
 
 __all__ = ["TABLES"]
@@ -200,7 +201,9 @@ def peers_table(certificates: Sequence[Certificate], folder: Path, document: Pat
         columns = ("K/V", "codec", "exact", "of native", "encode ms", "decode ms")
         return markdown_table(columns, cells, n_left=3)
 
-    return _of_each(certificates, folder, document, lines_of)
+    lines = _of_each(certificates, folder, document, lines_of)
+    references = [f"- {words.replace(source, f'[{source}]({url})')}" for words, source, url in published_lines()]
+    return [*lines, "", "For reference, of other data on other hardware:", "", *references]
 
 
 def retrieval_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
