@@ -26,9 +26,11 @@ ggml_backend_dev_t gpu() {
     return device;
 }
 
+// freed before main() ends: after that CUDA's runtime may be gone, which llama.cpp takes for a failure
+std::vector<std::pair<int32_t, llama_model_ptr>> models;
+
 // n_device_layers: of 2, the output not counted
 llama_model * model(int32_t n_device_layers = 99) {
-    static std::vector<std::pair<int32_t, llama_model_ptr>> models;
     for (const auto & one : models) {
         if (one.first == n_device_layers) {
             return one.second.get();
@@ -330,5 +332,7 @@ int main(int argc, char ** argv) {
     setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 1); // a captured graph takes no host function in
     ggml_backend_load_all();
     capture_log();
-    return harness::run(argc, argv);
+    const int status = harness::run(argc, argv);
+    models.clear();
+    return status;
 }

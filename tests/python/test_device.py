@@ -48,10 +48,10 @@ def device(tiny_model: Path) -> Iterator[str]:
     yield name
 
 
-def save_all(session: Session, folder: Path, name: str) -> tuple[Path, Path]:
+def save_all(session: Session, folder: Path, name: str, **options: Any) -> tuple[Path, Path]:
     exact, balanced = folder / f"{name}.exact", folder / f"{name}.balanced"
-    session.save(exact, "exact")
-    session.save(balanced, "balanced")
+    session.save(exact, "exact", **options)
+    session.save(balanced, "balanced", **options)
     return exact, balanced
 
 
@@ -97,8 +97,11 @@ def test_layers_on_both_sides(tiny_model: Path, tmp_path: Path) -> None:
         assert len(set(backends(split))) == 2
         session = split.session()
         session.prefill(LONG)
-        exact, _ = save_all(session, tmp_path, "split")
-        again = save_all(restored(split, exact, LONG), tmp_path, "again")
+        # an archive is made in one place
+        with pytest.raises(errors.UnsupportedMemoryError):
+            session.save(tmp_path / "refused", "exact")
+        exact, _ = save_all(session, tmp_path, "split", host_staged=True)
+        again = save_all(restored(split, exact, LONG), tmp_path, "again", host_staged=True)
         same = save_all(restored(here, exact, LONG), tmp_path, "host")
         assert filecmp.cmp(exact, again[0], shallow=False)
         assert filecmp.cmp(again[1], same[1], shallow=False)
