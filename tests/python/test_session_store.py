@@ -23,10 +23,8 @@ from llama_cachegen.errors import (
 from llama_cachegen.session_store import codec_stamp, identity_of
 from llama_cachegen.store import CodecStamp, Store
 from store_cases import flip, segment_files
-from test_memory_classes import CLASSES, STATEFUL, dummy_model
+from test_memory_classes import CLASSES, STATEFUL
 from test_session import check_context_untouched, greedy, make_engine, untouched_runs
-
-__all__ = ["dummy_model"]
 
 tmp_path = store_cases.memory_path
 BLOCK = 16
