@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import _binding
 from ._binding import ffi, lib
+from .backends import evidence_of
 from .codec.profiles import Profile
 from .ggml_types import GgmlType, type_name
 from .page_file import ComponentKind
@@ -48,6 +49,12 @@ class ComponentCapability:
     can_export: bool
     can_stage: bool
     backend: str
+
+    @property
+    def evidence(self) -> str:
+        """How far the codec on its backend was tried, a value of `backends.Evidence`; "" if nothing is known."""
+        known = evidence_of(self.backend)
+        return known.level.value if known else ""
 
     @property
     def type_name(self) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from . import bench as bench_module
-from . import bench_store, bench_store_restore, cli_codec, cli_files, cli_qualify, cli_store, cli_tiers
+from . import bench_store, bench_store_restore, cli_codec, cli_doctor, cli_files, cli_qualify, cli_store, cli_tiers
 from . import demo as demo_module
 from . import models as models_module
 from ._binding import ABI_VERSION, LLAMA_COMMIT, PATCH_DIGEST, llama
@@ -361,3 +361,4 @@ cli.add_command(cli_files.verify)
 cli.add_command(cli_files.transcode)
 cli.add_command(cli_qualify.qualify)
 cli.add_command(cli_qualify.report)
+cli.add_command(cli_doctor.doctor)

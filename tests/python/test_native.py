@@ -96,6 +96,7 @@ def _ctest(build: Path, title: str) -> str:
     return result.stdout
 
 
+@pytest.mark.timeout(1800)
 def test_plain(parity: Parity) -> None:
     sets = _count_comparisons(parity, _ctest(native_build(), "plain"))
     for implementation in NATIVE[1:3]:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..backends import BACKENDS
 from ..evaluate.report import markdown_table
 from .cases import RECOMPUTE
 from .certificate import Case, Certificate, RowEvidence
@@ -249,8 +250,27 @@ def thresholds_table(certificates: Sequence[Certificate], folder: Path, document
     return markdown_table(("threshold", *names), rows)
 
 
+def backends_table(certificates: Sequence[Certificate], folder: Path, document: Path) -> list[str]:
+    """A line for each backend: how far it was executed, and the certificates that stand. A pass alone qualifies it."""
+    rows = []
+    for backend in BACKENDS:
+        own = [one for one in _measured(certificates) if one.hardware.backend == backend.name]
+        is_qualified = any(one.decision.outcome == "pass" for one in own)
+        links = [f"{_outcome(one.decision.outcome)} {_link(one, folder, document)}" for one in own]
+        tree = folder.parent.parent
+        shown = [
+            f"[{Path(path).name}]({Path(os.path.relpath(tree / path, document.parent)).as_posix()})"
+            for path in backend.shown_by
+        ]
+        level = "hardware-qualified" if is_qualified else backend.level.value
+        rows.append((backend.name, level, backend.executed, ", ".join(shown), ", ".join(links) or "none"))
+    columns = ("backend", "evidence", "what was executed", "shown by", "certificates")
+    return markdown_table(columns, rows, n_left=len(columns))
+
+
 TABLES: dict[str, Callable[[Sequence[Certificate], Path, Path], list[str]]] = {
     "summary": summary_table,
+    "backends": backends_table,
     "short": short_table,
     "rows": rows_table,
     "peers": peers_table,
