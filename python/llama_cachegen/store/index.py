@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,12 +18,14 @@ from .chain import HASH_BYTES
 from .identity import CodecStamp, StoreIdentity
 from .segment import SegmentPrefix
 
-__all__ = ["INDEX_NAME", "Index", "Root", "Row"]
+__all__ = ["INDEX_NAME", "SHORT_HASH_BYTES", "Index", "Root", "Row"]
 
 INDEX_NAME = "index.sqlite"
-_VERSION = 1
+_VERSION = 2
 _APPLICATION_ID = 0x4C4B5331
 _BUSY_S = 5.0
+SHORT_HASH_BYTES = 8
+"""Of each hash of a segment's blocks; a segment's own manifest has them whole, and is asked before it is used."""
 _SCHEMA = f"""
 CREATE TABLE roots(
     id INTEGER PRIMARY KEY, root BLOB UNIQUE, context BLOB, identity BLOB, codec BLOB, block_tokens INT);
@@ -55,7 +57,7 @@ CREATE TRIGGER removed AFTER DELETE ON segments BEGIN
     UPDATE totals SET n_segments = n_segments - 1, n_bytes = n_bytes - old.file_bytes;END;
 """
 _COLUMNS = (
-    "key, root_id, parent, parent_key, is_orphan, pos_begin, n_tokens, file_bytes, payload_bytes, divisible, "
+    "key, first, root_id, parent, parent_key, is_orphan, pos_begin, n_tokens, file_bytes, payload_bytes, divisible, "
     "created_ms, used_ms, is_pinned, chain"
 )
 _INSERT = (
@@ -86,8 +88,16 @@ def _values(
         prefix.created_ms,
         used_ms,
         is_pinned,
-        prefix.chain,
+        short_hashes(prefix.chain),
     )
+
+
+def short_hashes(chain: bytes) -> bytes:
+    """The first bytes of each hash, as the index has them."""
+    if len(chain) == HASH_BYTES:
+        return chain[:SHORT_HASH_BYTES]
+    words = memoryview(chain).cast("Q")  # one is a short hash
+    return words[:: HASH_BYTES // SHORT_HASH_BYTES].tobytes()
 
 
 class Row(NamedTuple):
@@ -95,13 +105,15 @@ class Row(NamedTuple):
 
     Attributes:
         key: hash of everything up to its end; its name.
+        first: hash of its first block.
         parent: hash of everything before it.
         parent_key: the segment that holds the block before it; None at the beginning of a chain, and for an orphan.
         is_orphan: no segment of the store holds the block before it, so that no lookup comes here.
-        chain: the hashes of its blocks.
+        chain: the first bytes of the hashes of its blocks, SHORT_HASH_BYTES of each.
     """
 
     key: bytes
+    first: bytes
     root_id: int
     parent: bytes
     parent_key: bytes | None
@@ -128,8 +140,7 @@ class Root(NamedTuple):
     block_tokens: int
 
 
-def _row(values: tuple[object, ...]) -> Row:
-    return Row(*values)  # type: ignore[arg-type]
+_row = Row._make
 
 
 class Index:
@@ -280,13 +291,13 @@ class Index:
         """Find for every orphan the segment that holds the block before it."""
         wanted: dict[bytes, list[bytes]] = {}
         for key, parent in self._db.execute("SELECT key, parent FROM segments WHERE is_orphan"):
-            wanted.setdefault(parent, []).append(key)
+            wanted.setdefault(parent[:SHORT_HASH_BYTES], []).append(key)
         if not wanted:
             return
         found = []
         for key, chain in self._db.execute("SELECT key, chain FROM segments"):
-            for begin in range(0, len(chain), HASH_BYTES):
-                for orphan in wanted.get(chain[begin : begin + HASH_BYTES], ()):
+            for begin in range(0, len(chain), SHORT_HASH_BYTES):
+                for orphan in wanted.get(chain[begin : begin + SHORT_HASH_BYTES], ()):
                     if orphan != key:
                         found.append((key, orphan))
         self._db.executemany("UPDATE segments SET parent_key = ?, is_orphan = 0 WHERE key = ?", found)
@@ -296,9 +307,10 @@ class Index:
         found = self._db.execute(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,)).fetchone()
         return None if found is None else _row(found)
 
-    def starting_with(self, first: bytes) -> list[Row]:
-        """The segments whose first block has this hash."""
-        return [_row(one) for one in self._db.execute(f"SELECT {_COLUMNS} FROM segments WHERE first = ?", (first,))]
+    def starting_with(self, firsts: Sequence[bytes]) -> list[Row]:
+        """The segments whose first block has one of these hashes, in no order."""
+        marks = ",".join("?" * len(firsts))
+        return list(map(_row, self._db.execute(f"SELECT {_COLUMNS} FROM segments WHERE first IN ({marks})", firsts)))
 
     def tail_lengths(self, parent: bytes, most: int) -> list[int]:
         """Tokens of the segments after a hash that have less than one block, up to most; the longest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 
@@ -27,7 +28,8 @@ _TAG = (
     b"#	https://bford.info/cachedir/\n"
 )
 _KEY_CHECK = b"llama-cachegen store key 1\0"
-_HEX_DIGITS = frozenset("0123456789abcdef")
+_SEGMENT_FILE = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
+_SHARD = re.compile(r"[0-9a-f]{2}")
 
 
 class StoreFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,15 +59,12 @@ def shard_of(key: bytes) -> str:
 
 def key_of(file_name: str) -> bytes | None:
     """The key that a file's name says, None if it is no name of a segment."""
-    stem = file_name.removesuffix(SUFFIX)
-    if len(file_name) != 64 + len(SUFFIX) or len(stem) != 64 or not _HEX_DIGITS.issuperset(stem):
-        return None
-    return bytes.fromhex(stem)
+    return bytes.fromhex(file_name[:64]) if _SEGMENT_FILE.fullmatch(file_name) else None
 
 
 def is_shard(name: str) -> bool:
     """Whether a directory below segments/ is one of segments."""
-    return len(name) == 2 and _HEX_DIGITS.issuperset(name)
+    return _SHARD.fullmatch(name) is not None
 
 
 def key_check(key: bytes | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..errors import MissReason, SegmentCorruptError, SegmentError
 from . import layout, recovery
 from .aside import found_damaged
-from .chain import HASH_BYTES, Chain
+from .chain import Chain
 from .core import StoreCore
 from .files import FileFacts, LinkError
 from .lookup import Step, common_tokens
@@ -65,7 +65,7 @@ def open_part(core: StoreCore, step: Step, chain: Chain, block: int) -> tuple[Sn
             with contextlib.suppress(OSError):
                 broken_facts = files.facts_of(fd)
             files.close_file(fd)
-        found_damaged(core, key, broken_facts, str(error), step.row.chain[:HASH_BYTES])
+        found_damaged(core, key, broken_facts, str(error), step.row.first)
         return None, Miss(MissReason.DAMAGED, "", str(error), position)
     except FileNotFoundError:
         if core.mode == "w":

@@ -5,6 +5,7 @@ The format is described in docs/formats/store-segment.md.
 
 from __future__ import annotations
 
+import binascii
 import functools
 import hmac
 import struct
@@ -48,7 +49,7 @@ MAX_DECODED_BYTES = 1 << 48
 HEAD_BYTES = 8192
 """Read at first; what a manifest needs beyond is read when its size is known to be possible."""
 _FLAG_KEYED = 1
-_RESERVED = bytes(32)
+_RESERVED = bytes(HASH_BYTES)
 _ALIGNMENT = 4096
 _MAX_PARALLEL_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 24
@@ -168,14 +169,10 @@ class SegmentPlan(NamedTuple):
     file_bytes: int
 
 
-def _align(n: int, alignment: int) -> int:
-    return (n + alignment - 1) // alignment * alignment
-
-
 def plan_segment(manifest_bytes: int, n_tokens: int, payload_bytes: int) -> SegmentPlan:
     """The offsets and the size of a segment with sections of these sizes."""
-    tokens_offset = _align(HEADER.size + manifest_bytes, 8)
-    payload_offset = _align(tokens_offset + 4 * n_tokens, _ALIGNMENT)
+    tokens_offset = -(-(HEADER.size + manifest_bytes) // 8) * 8
+    payload_offset = -(-(tokens_offset + 4 * n_tokens) // _ALIGNMENT) * _ALIGNMENT
     return SegmentPlan(tokens_offset, payload_offset, payload_offset + payload_bytes)
 
 
@@ -210,8 +207,9 @@ def read_payload_digest(
     return str(hasher.hexdigest())
 
 
-def _prefix_digest(header: bytes, rest: bytes, key: bytes | None) -> bytes:
-    data = header[:-HASH_BYTES] + bytes(HASH_BYTES) + rest
+def _prefix_digest(prefix: bytes, key: bytes | None) -> bytes:
+    """Of header, manifest and padding, the digest's own place being zero."""
+    data = prefix[: HEADER.size - HASH_BYTES] + _RESERVED + prefix[HEADER.size :]
     return (blake3.blake3(data) if key is None else blake3.blake3(data, key=key)).digest()
 
 
@@ -252,7 +250,7 @@ def encode_prefix(manifest: Manifest, tokens: bytes, key: bytes | None = None) -
         _RESERVED,
     )
     rest = text.ljust(plan.tokens_offset - HEADER.size, b"\0")
-    header = HEADER.pack(*fields, _prefix_digest(HEADER.pack(*fields, bytes(HASH_BYTES)), rest, key))
+    header = HEADER.pack(*fields, _prefix_digest(HEADER.pack(*fields, _RESERVED) + rest, key))
     return (header + rest + tokens).ljust(plan.payload_offset, b"\0")
 
 
@@ -316,10 +314,10 @@ def _check_manifest(raw: _RawManifest, origin: _Origin) -> tuple[bytes, bytes]:
     if raw.pos_begin % raw.block_tokens:
         raise ValueError(f"position {raw.pos_begin} is not where a block of {raw.block_tokens} tokens begins")
     n_blocks = -(-raw.n_tokens // raw.block_tokens)
-    chain = bytes.fromhex("".join(raw.chain))
+    chain = binascii.unhexlify("".join(raw.chain))
     if len(raw.chain) != n_blocks or len(chain) != HASH_BYTES * n_blocks:
         raise ValueError(f"a chain of {len(raw.chain)} hashes for {n_blocks} blocks")
-    parent = bytes.fromhex(raw.parent)
+    parent = binascii.unhexlify(raw.parent)
     if len(parent) != HASH_BYTES or (raw.pos_begin == 0 and parent != origin.root):
         raise ValueError("the chain does not begin with the hash of identity and codec")
     if not 1 <= raw.payload_bytes <= MAX_DECODED_BYTES or not 1 <= raw.decoded_bytes <= MAX_DECODED_BYTES:
@@ -375,7 +373,7 @@ def read_prefix(
     if not 2 <= manifest_bytes <= MAX_MANIFEST_BYTES or not 1 <= n_tokens <= MAX_TOKENS or payload_bytes < 1:
         raise SegmentCorruptError(f"{name}: the header's numbers are not possible")
     plan = plan_segment(manifest_bytes, n_tokens, payload_bytes)
-    if tuple(plan) != (tokens_offset, payload_offset, file_bytes):
+    if plan != SegmentPlan(tokens_offset, payload_offset, file_bytes):
         raise SegmentCorruptError(f"{name}: the sections are not where their sizes put them")
     if bool(flags & _FLAG_KEYED) != (key is not None):
         raise SegmentKeyError(f"{name} {'is keyed and no key was given' if key is None else 'is not keyed'}")
@@ -383,14 +381,13 @@ def read_prefix(
         head += read(tokens_offset - len(head), len(head))
         if len(head) < tokens_offset:
             raise SegmentCorruptError(f"{name} became shorter while it was read")
-    header, rest = head[: HEADER.size], head[HEADER.size : tokens_offset]
-    if not hmac.compare_digest(_prefix_digest(header, rest, key), digest):
+    if not hmac.compare_digest(_prefix_digest(head[:tokens_offset], key), digest):
         raise SegmentCorruptError(f"{name}: header or manifest do not match their digest; bytes are damaged")
-    text = rest[:manifest_bytes]
-    if any(rest[manifest_bytes:]):
+    end = HEADER.size + manifest_bytes
+    if any(head[end:tokens_offset]):
         raise SegmentCorruptError(f"{name}: padding is not zero")
     try:
-        raw = _decoder.decode(text)
+        raw = _decoder.decode(head[HEADER.size : end])
         if raw.format != FORMAT:
             raise SegmentVersionError(f"{name}: the manifest has format {raw.format!r}; {FORMAT!r} is expected here")
         origin = _origin(bytes(raw.identity), bytes(raw.codec), raw.block_tokens, key)

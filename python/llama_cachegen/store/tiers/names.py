@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ..chain import HASH_BYTES, Chain
+from ..chain import Chain
 from ..index import Row
 from ..segment import FORMAT_VERSION, SegmentPrefix
 
@@ -75,5 +75,5 @@ def name_of(prefix: SegmentPrefix) -> SegmentName:
 
 def name_of_row(row: Row, block_tokens: int) -> SegmentName:
     """The same, by what the local index has of it."""
-    group = tail_group(row.parent) if row.n_tokens < block_tokens else block_group(row.chain[:HASH_BYTES])
+    group = tail_group(row.parent) if row.n_tokens < block_tokens else block_group(row.first)
     return SegmentName(group, row.n_tokens, row.key)
