@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llama_cachegen.store.chain import HASH_BYTES, Chain
@@ -69,7 +71,7 @@ def stores(draw: st.DrawFn) -> list[tuple[list[int], int, bool]]:
         if draw(st.booleans()):
             begins = set(range(-(-len(tokens) // BLOCK)))
         places = [begin * BLOCK for begin in sorted(begins)] + [len(tokens)]
-        for begin, end in zip(places, places[1:], strict=False):
+        for begin, end in itertools.pairwise(places):
             segments.append((tokens[:end], begin, draw(st.booleans()) if len(begins) < 8 else True))
     return segments
 

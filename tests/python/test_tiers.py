@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from llama_cachegen.store.tiers import (
     Outcome,
     SegmentName,
     Tier,
+    TierCounters,
     TieredStore,
     TierLimits,
     open_tier,
@@ -596,3 +598,22 @@ def test_titles_show_no_passwords() -> None:
     tier = open_tier("redis://someone:secret@127.0.0.1:1/0")
     assert tier.title == "redis://127.0.0.1:1/0"
     tier.close()
+
+
+def test_prometheus(memory_path: Path) -> None:
+    prometheus_client = pytest.importorskip("prometheus_client", reason="prometheus-client makes the metrics")
+    from llama_cachegen.store.prometheus import _TIER_COUNTERS, TierCollector
+
+    assert _TIER_COUNTERS.keys() == {field.name for field in dataclasses.fields(TierCounters)}
+    registry = prometheus_client.CollectorRegistry()
+    tier = memory()
+    with host(memory_path / "a", tier) as a, host(memory_path / "b", tier) as b:
+        registry.register(TierCollector(b, {"store": "b"}))
+        put(a, list(range(8)))
+        assert got(b, list(range(8))) == 8
+        labels = {"store": "b", "tier": b.tiers[0].title}
+        n_bytes = b.counters[labels["tier"]].bytes_got
+        assert n_bytes > 200
+        for name, value in (("hits_total", 1), ("puts_total", 0), ("got_bytes_total", n_bytes), ("given_up", 0)):
+            assert registry.get_sample_value(f"llama_cachegen_tier_{name}", labels) == value, name
+        assert registry.get_sample_value("llama_cachegen_tier_dropped_total", {"store": "b"}) == 0

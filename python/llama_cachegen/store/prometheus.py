@@ -1,7 +1,8 @@
-"""A store's counters and contents as Prometheus metrics. Needs the extra [prometheus].
+"""Counters and contents of a store, and counters of the tiers behind it, for Prometheus. Needs the extra [prometheus].
 
 from prometheus_client import REGISTRY
 REGISTRY.register(StoreCollector(store, {"store": "pages"}))
+REGISTRY.register(TierCollector(tiered_store, {"store": "pages"}))
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ except ImportError as error:
 
 from ..errors import StoreError
 from .store import Store
+from .tiers import TieredStore
 
-__all__ = ["StoreCollector"]
+__all__ = ["StoreCollector", "TierCollector"]
 
 PREFIX = "llama_cachegen_store_"
+TIER_PREFIX = "llama_cachegen_tier_"
 
 _COUNTERS = {
     "n_saves": ("saves", "Entries written."),
@@ -59,6 +62,25 @@ _GAUGES = {
     "free_bytes": ("disk_free_bytes", "What is free of it."),
     "is_low_on_disk": ("low_on_disk", "1: nothing is saved until more is free."),
 }
+_TIER_COUNTERS = {
+    "n_gets": ("gets", "Segments asked for."),
+    "n_hits": ("hits", "Segments that came."),
+    "n_absent": ("absent", "Segments that the tier said it does not have."),
+    "n_puts": ("puts", "Segments given."),
+    "n_present": ("puts_present", "Segments given that were there."),
+    "n_full": ("full", "Segments given for which there was no room."),
+    "n_timeouts": ("timeouts", "Calls without an answer in time."),
+    "n_failures": ("failures", "Calls that failed."),
+    "n_retries": ("retries", "Attempts after the first."),
+    "n_not_asked": ("not_asked", "Calls not made, as the tier kept failing."),
+    "n_broken": ("broken", "Segments that came damaged, forged or incomplete."),
+    "n_unreadable": ("unreadable", "Segments that came of another version or key."),
+    "n_known_broken": ("known_broken", "Questions answered by the memory of what was broken."),
+    "n_replaced": ("replaced", "Broken segments that sound ones took the place of."),
+    "n_lost_races": ("lost_races", "Segments that another host had put there first."),
+    "bytes_got": ("got_bytes", "Bytes of segments that came."),
+    "bytes_put": ("put_bytes", "Bytes of segments given."),
+}
 
 
 class StoreCollector(Collector):
@@ -96,3 +118,35 @@ class StoreCollector(Collector):
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
+
+
+class TierCollector(Collector):
+    """Reads the tiers' counters when it is asked. Every metric has the label "tier", the tier's title.
+
+    Args:
+        tiered: the store whose tiers these are.
+        labels: of every metric too, to tell several stores apart.
+    """
+
+    def __init__(self, tiered: TieredStore, labels: Mapping[str, str] | None = None) -> None:
+        self._tiered = tiered
+        self._labels = dict(labels or {})
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, as prometheus_client asks for them."""
+        names, values = [*self._labels, "tier"], list(self._labels.values())
+        counters = {tier.title: dataclasses.asdict(tier.counters) for tier in self._tiered.tiers}
+        for field, (name, text) in _TIER_COUNTERS.items():
+            counter = CounterMetricFamily(f"{TIER_PREFIX}{name}", text, labels=names)
+            for title, counted in counters.items():
+                counter.add_metric([*values, title], counted[field])
+            yield counter
+        given_up = GaugeMetricFamily(f"{TIER_PREFIX}given_up", "1: it kept failing and is not asked.", labels=names)
+        for tier in self._tiered.tiers:
+            given_up.add_metric([*values, tier.title], float(tier.is_open))
+        yield given_up
+        dropped = CounterMetricFamily(
+            f"{TIER_PREFIX}dropped", "Segments that were to be written back and were not.", labels=list(self._labels)
+        )
+        dropped.add_metric(values, self._tiered.n_dropped)
+        yield dropped
