@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,28 @@ def test_orphans(saved: Path) -> None:
         report = store.verify(repair=True)
         assert [(finding.kind, finding.action) for finding in report.findings] == [("orphan", "removed")]
         assert store.verify().findings == () and store.stats().n_segments == 1
+
+
+def test_lookups_go_on_while_all_is_verified(saved: Path) -> None:
+    """What another thread finds damaged and puts aside before verify comes to it is no damage twice."""
+    last = max((PARENT, CHILD, OTHER), key=lambda tokens: file_of(saved, tokens).stem)
+    file = file_of(saved, last)
+    n_held: list[int] = []
+
+    def look_up(n_done: int, n_total: int) -> None:
+        if n_done == 1:
+            flip(file, file.stat().st_size - 1)
+        looking = threading.Thread(target=lambda: n_held.append(held(store, last)), daemon=True)
+        looking.start()
+        looking.join(30)
+        assert not looking.is_alive()
+
+    with open_store(saved) as store:
+        report = store.verify(quarantine=True, progress=look_up)
+        assert len(n_held) == 3 and max(n_held) < len(last)
+        findings = [(finding.kind, Path(finding.name).stem) for finding in report.findings]
+        assert ("quarantined", file.stem) in findings and {kind for kind, _ in findings} <= {"quarantined", "orphan"}
+        assert store.counters.n_quarantined == 1
 
 
 def test_verify_finds_each_kind(saved: Path) -> None:

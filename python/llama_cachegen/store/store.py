@@ -511,7 +511,7 @@ class Store(StoreCore):
         repair: bool = False,
         progress: Progress | None = None,
     ) -> VerifyReport:
-        """Check every byte of every segment, and the index against the files.
+        """Check every byte of every segment, and the index against the files. Lookups go on meanwhile, saves wait.
 
         Args:
             quarantine: put damaged segments aside.
@@ -522,9 +522,11 @@ class Store(StoreCore):
             StoreReadOnlyError: quarantine or repair in mode "r".
             OSError: a directory cannot be read, or the system refuses to mend.
         """
-        with self._changes, self._mutex:
-            if quarantine or repair:
-                self._writable()
+        with self._changes:
+            with self._mutex:
+                self._open_index()
+                if quarantine or repair:
+                    self._writable()
             return verify(self, quarantine=quarantine or repair, repair=repair, progress=progress)
 
     def rebuild_index(self, *, progress: Progress | None = None) -> None:

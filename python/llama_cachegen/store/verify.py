@@ -86,7 +86,7 @@ def check_segment(core: StoreCore, name: str) -> int:
 def verify(
     core: StoreCore, *, quarantine: bool, repair: bool, progress: Callable[[int, int], None] | None
 ) -> VerifyReport:
-    """See `Store.verify`. The caller holds the store's mutex."""
+    """See `Store.verify`. Called with `_changes` held and without the mutex: reading it all does not stop lookups."""
     files = core._files
     findings: list[Finding] = []
     names: list[tuple[str, bytes]] = []
@@ -102,17 +102,22 @@ def verify(
             sound.add(key)
         except SegmentCorruptError as error:
             if quarantine:
-                put_aside(core, name, str(error))
+                with core._mutex:
+                    put_aside(core, name, str(error))
             findings.append(Finding("damaged", name, str(error), "quarantined" if quarantine else ""))
         except SegmentError as error:
             findings.append(Finding("other", name, str(error)))
+        except FileNotFoundError:
+            pass  # removed, or put aside by who read it, since the directory was listed
         except OSError as error:
             findings.append(Finding("unreadable", name, f"{name}: {error}"))
         if progress is not None:
             progress(n + 1, len(names))
-    findings += _check_index(core, sound, repair)
-    findings += _check_orphans(core, repair)
-    for key_hex, (note, _) in quarantined(core).items():
+    with core._mutex:
+        findings += _check_index(core, sound, repair)
+        findings += _check_orphans(core, repair)
+        aside = quarantined(core)
+    for key_hex, (note, _) in aside.items():
         if not any(finding.action == "quarantined" and key_hex in finding.name for finding in findings):
             findings.append(Finding("quarantined", f"{layout.QUARANTINE}/{key_hex}{layout.SUFFIX}", note.reason))
     return VerifyReport(len(names), n_bytes, tuple(findings))
@@ -124,7 +129,7 @@ def _check_index(core: StoreCore, sound: set[bytes], repair: bool) -> list[Findi
     try:
         known = {row.key for row in index.rows()}
         is_sound = index.is_sound()
-        missing, gone = sound - known, known - sound
+        missing, gone = {key for key in sound - known if _exists(core, key)}, known - sound
     except sqlite3.Error as error:
         is_sound, missing, gone = False, sound, set()
         detail = str(error)
