@@ -53,6 +53,7 @@ class unit_encoder {
     /*
      * Count the symbols of a sample, as count_symbols() and count_pairs() do: the channels of a set's planes one after
      * another. False, and nothing is counted, if libcachegen is to do it: it also finds the words for what is wrong.
+     * Pairs are asked for after the symbols, of the same set.
      */
     virtual bool count_symbols(const sampled_set & set, channel_counts & counts)      = 0;
     virtual bool count_pairs(const sampled_set & set, const uint8_t * model_of_channel, const uint8_t * class_of,

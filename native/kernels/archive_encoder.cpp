@@ -86,6 +86,7 @@ uint64_t archive_encoder::encode(const cachegen_lcg3_plane * planes, const cache
 }
 
 void archive_encoder::prepare(const lcg3::trained_page & page) {
+    counter_.release(); // before there is more
     page_ = &page;
     plan_ = std::make_unique<encode_plan>(page, rows_,
                                           encode_limits{ device_.shared_bytes(), memory_limits_.pool_bytes,

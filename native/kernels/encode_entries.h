@@ -23,7 +23,9 @@ template <uint32_t SOURCE, int R> KC_KERNEL(other_threads, 1) find_scales(KC_ARG
 }
 
 template <uint32_t SOURCE, int R> KC_KERNEL(other_threads, 1) count(KC_ARGUMENT encode_buffers in) {
-    count_kernel<SOURCE, R>(kc_this_thread(), in);
+    alignas(16) extern KC_SHARED_MEMORY uint64_t shared[];
+
+    count_kernel<SOURCE, R>(kc_this_thread(), in, reinterpret_cast<uint32_t *>(shared));
 }
 
 template <uint32_t SOURCE, int R> KC_KERNEL(encode_threads(R), 1) encode(KC_ARGUMENT encode_buffers in) {

@@ -21,6 +21,10 @@ KC_CONSTANT uint32_t max_encode_groups_a_workgroup = 16;
 // of a stretch of a sample, at most
 KC_CONSTANT uint32_t sample_tokens = 32;
 
+// adjacent stretches of a plane that are counted together, at most: their tokens have to fit into 8 bits
+KC_CONSTANT uint32_t max_run_stretches = 7;
+static_assert(max_run_stretches * sample_tokens <= 255, "counters are bytes");
+
 // tokens that 32 lanes find the scales of
 KC_CONSTANT uint32_t scale_tokens = 8;
 
@@ -42,12 +46,12 @@ struct encode_plane {
     uint32_t rotation;        // to be undone, 0 for none
     float    rotation_factor; // 1 / sqrt of it
     uint32_t block_token;     // of the wave's tokens: the block begins with it
-    uint32_t reserved;        // 0
+    uint32_t n_stretches;     // counting: planes from this one on that a run has; of all but a run's first, 0
 };
 
 // The shape of a symbol set's encoding tables.
 struct encode_set_shape {
-    uint32_t n_entries; // of the table: n_models x n_classes << log2_stride
+    uint32_t n_entries; // of the table: n_models x n_classes << log2_stride; counting: see count_pairs()
     uint32_t n_classes;
     uint32_t log2_stride;
     uint32_t initial_class;

@@ -117,10 +117,32 @@ inline uint32_t side_of(uint32_t rotation) {
     return rotation <= 32 ? 1 : rotation / 32;
 }
 
+// shared memory of a workgroup that counts pairs: their counters, and classes
+inline uint64_t pairs_bytes(uint64_t n_counters) {
+    return n_counters * sizeof(uint32_t) + 64;
+}
+
+// shared memory of a group of lanes that counts symbols: see channel_counters
+inline uint64_t run_bytes(uint32_t n_symbols, uint32_t n_side) {
+    return uint64_t{ 32 } * n_side * ((2 * n_symbols + 3) / 4) * sizeof(uint32_t);
+}
+
 // shared memory of a workgroup that encodes with a set
 inline uint64_t encode_shared_bytes(const encode_set_shape & set, uint32_t n_side,
                                     uint32_t n_groups = encode_groups_a_workgroup) {
     return uint64_t{ n_groups } * n_side * chunk_bytes + uint64_t{ set.n_entries } * sizeof(encode_entry) + 64;
+}
+
+// of a workgroup, and of each of its groups of lanes
+struct count_bytes {
+    uint64_t workgroup;
+    uint64_t group;
+};
+
+// shared memory of a counting launch
+inline count_bytes count_shared_bytes(const encode_buffers & in, uint32_t n_side) {
+    return in.class_of != nullptr ? count_bytes{ pairs_bytes(in.set.n_entries), 0 }
+                                  : count_bytes{ 0, run_bytes(in.set.n_symbols, n_side) };
 }
 
 } // namespace kernels

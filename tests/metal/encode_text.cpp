@@ -7,7 +7,7 @@
 #define KC_ROW(name, has_memory) { #name, has_memory, text_kernels::run<kernels::metal_encode_arguments, name> },
 #define KC_ROW_SIDE(name, store, side)                                                                                 \
     KC_ROW(cachegen_scales_##name##_##side, false)                                                                     \
-    KC_ROW(cachegen_count_##name##_##side, false)                                                                      \
+    KC_ROW(cachegen_count_##name##_##side, true)                                                                       \
     KC_ROW(cachegen_encode_##name##_##side##_shared, true)                                                             \
     KC_ROW(cachegen_encode_##name##_##side##_memory, true)
 #define KC_ROW_STORE(name, store) KC_FOR_SIDES(KC_ROW_SIDE, name, store)

@@ -24,7 +24,8 @@ struct unit_counts {
  */
 coverage compare_archives(kernels::device & device, uint32_t n_rounds, bool is_large, unit_counts & counts);
 
-// statistics of samples, number by number: models of small pages hardly depend on them. Returns how many were compared.
+// Statistics of samples, number by number: models of small pages hardly depend on them. Some samples have several runs
+// of a plane, some more pairs than shared memory has room for. Returns how many were compared.
 uint64_t compare_counts(kernels::device & device, uint32_t n_rounds);
 
 // NaN, infinities and values without a scale, at tokens that no model is made from: the statuses are libcachegen's.

@@ -45,17 +45,18 @@ legacy_entry legacy_entry_of(uint32_t version, uint32_t store) {
     });
 }
 
-using sample_entry  = void (*)(const kc_thread &, const encode_buffers &);
+using scales_entry  = void (*)(const kc_thread &, const encode_buffers &);
+using count_entry   = void (*)(const kc_thread &, const encode_buffers &, uint32_t *);
 using encoder_entry = void (*)(const kc_thread &, const encode_buffers &, uint16_t *, encode_entry *, uint8_t *);
 
-sample_entry scales_entry_of(uint32_t source, uint32_t n_side) {
-    return with_store_and_side(source, n_side, [](auto kind, auto side) -> sample_entry {
+scales_entry scales_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> scales_entry {
         return scales_kernel<decltype(kind)::value, decltype(side)::value>;
     });
 }
 
-sample_entry count_entry_of(uint32_t source, uint32_t n_side) {
-    return with_store_and_side(source, n_side, [](auto kind, auto side) -> sample_entry {
+count_entry count_entry_of(uint32_t source, uint32_t n_side) {
+    return with_store_and_side(source, n_side, [](auto kind, auto side) -> count_entry {
         return count_kernel<decltype(kind)::value, decltype(side)::value>;
     });
 }
@@ -208,8 +209,11 @@ void emulated_device::launch_encode(const encode_launch & launch, const encode_b
             const auto entry = scales_entry_of(launch.source, launch.n_side);
             run([&](const kc_thread & me) { entry(me, in); });
         } else if (launch.kind == encode_kind::count) {
-            const auto entry = count_entry_of(launch.source, launch.n_side);
-            run([&](const kc_thread & me) { entry(me, in); });
+            const auto            entry = count_entry_of(launch.source, launch.n_side);
+            const count_bytes     bytes = count_shared_bytes(in, launch.n_side);
+            // nobody clears shared memory
+            std::vector<uint32_t> shared((bytes.workgroup + groups * bytes.group) / sizeof(uint32_t), 0xa5a5a5a5);
+            run([&](const kc_thread & me) { entry(me, in, shared.data()); });
         } else if (launch.kind == encode_kind::encode) {
             const auto                entry = encode_entry_of(launch.source, launch.n_side);
             std::vector<uint32_t>     rings(groups * launch.n_side * chunk_bytes / 4);

@@ -141,6 +141,16 @@ KC_FN uint64_t kc_read_u64(const kc_shared & shared, uint32_t address) {
 KC_FN uint32_t kc_read_u8(const kc_shared & shared, uint32_t address) {
     return shared.memory[address];
 }
+KC_FN void kc_write_u8(const kc_shared & shared, uint32_t address, uint32_t value) {
+    const_cast<uint8_t *>(shared.memory)[address] = static_cast<uint8_t>(value);
+}
+// one lane runs at a time
+KC_FN void kc_atomic_add_u32(const kc_shared & shared, uint32_t address, uint32_t value) {
+    uint32_t sum;
+    memcpy(&sum, shared.memory + address, sizeof(sum));
+    sum += value;
+    memcpy(const_cast<uint8_t *>(shared.memory) + address, &sum, sizeof(sum));
+}
 KC_FN void kc_write_u16(const kc_shared & shared, uint32_t address, uint32_t value) {
     const auto half = static_cast<uint16_t>(value);
     memcpy(const_cast<uint8_t *>(shared.memory) + address, &half, sizeof(half));

@@ -2,15 +2,18 @@
 #include "../encode_entries.h"
 #include "encode.h"
 
+#include <algorithm>
+
 namespace kernels {
 
 namespace {
 
-constexpr uint64_t reserved_shared_bytes = 1024; // of every workgroup, by CUDA
+constexpr uint64_t reserved_shared_bytes = 1024;     // of every workgroup, by CUDA
+constexpr uint64_t usual_shared_bytes    = 48 << 10; // that a workgroup has without asking for more
 
 cudaError_t launch_kernel(encode_entry_point which, const encode_buffers & in, uint32_t n_threads,
                           uint64_t shared_bytes, uint32_t max_workgroups, cudaStream_t stream) {
-    if (shared_bytes > 48 << 10) {
+    if (shared_bytes > usual_shared_bytes) {
         const cudaError_t error =
             cudaFuncSetAttribute(reinterpret_cast<const void *>(which), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared_bytes));
@@ -39,6 +42,22 @@ uint32_t encode_groups(const encode_launch & launch, const encode_buffers & in, 
     return encode_groups_a_workgroup;
 }
 
+// As many groups of lanes a workgroup as fit without asking for more shared memory, and as many workgroups as run at
+// the same time: each of them adds its counters of pairs to the device's memory.
+cudaError_t launch_count(const encode_launch & launch, const encode_buffers & in, const encode_machine & machine,
+                         cudaStream_t stream) {
+    const count_bytes bytes    = count_shared_bytes(in, launch.n_side);
+    uint32_t          n_groups = other_threads / 32;
+    while (n_groups > 1 && n_groups * bytes.group > usual_shared_bytes) {
+        n_groups--;
+    }
+    const uint64_t shared_bytes = bytes.workgroup + n_groups * bytes.group;
+    const uint64_t a_processor  = machine.shared_bytes / (shared_bytes + reserved_shared_bytes);
+    const auto     n_workgroups = static_cast<uint32_t>(std::min<uint64_t>(8, std::max<uint64_t>(1, a_processor)));
+    return launch_kernel(count_entry_of(launch.source, launch.n_side), in, 32 * n_groups, shared_bytes,
+                         n_workgroups * machine.n_processors, stream);
+}
+
 } // namespace
 
 cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & in, const encode_machine & machine,
@@ -49,9 +68,7 @@ cudaError_t launch_encoder(const encode_launch & launch, const encode_buffers & 
         case encode_kind::scales:
             return launch_kernel(scales_entry_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
                                  stream);
-        case encode_kind::count:
-            return launch_kernel(count_entry_of(launch.source, launch.n_side), in, other_threads, 0, max_workgroups,
-                                 stream);
+        case encode_kind::count: return launch_count(launch, in, machine, stream);
         case encode_kind::encode:
             return launch_kernel(encode_entry_of(launch.source, launch.n_side), in, 32 * n_groups,
                                  encode_shared_bytes(in.set, launch.n_side, n_groups), max_workgroups, stream);

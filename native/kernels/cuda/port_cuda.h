@@ -173,6 +173,12 @@ KC_FN uint32_t kc_read_u8(const kc_shared &, uint32_t address) {
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address));
     return value;
 }
+KC_FN void kc_write_u8(const kc_shared &, uint32_t address, uint32_t value) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 KC_FN void kc_write_u16(const kc_shared &, uint32_t address, uint32_t value) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<uint16_t>(value)) : "memory");
+}
+KC_FN void kc_atomic_add_u32(const kc_shared &, uint32_t address, uint32_t value) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

@@ -203,6 +203,12 @@ KC_FN uint32_t kc_read_u16(const kc_shared &, uint32_t address) {
 KC_FN uint64_t kc_read_u64(const kc_shared &, uint32_t address) {
     return *kc_shared_pointer<const uint64_t>(address);
 }
+KC_FN void kc_write_u8(const kc_shared &, uint32_t address, uint32_t value) {
+    *kc_shared_pointer<uint8_t>(address) = (uint8_t) value;
+}
 KC_FN void kc_write_u16(const kc_shared &, uint32_t address, uint32_t value) {
     *kc_shared_pointer<uint16_t>(address) = (uint16_t) value;
+}
+KC_FN void kc_atomic_add_u32(const kc_shared &, uint32_t address, uint32_t value) {
+    __hip_atomic_fetch_add(kc_shared_pointer<uint32_t>(address), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }

@@ -66,12 +66,20 @@ KC_FN void encode_with_memory_table(const thread kc_thread & me, constant metal_
 
 } // namespace kernels
 
-#define KC_SAMPLE(what, name, source, side)                                                                            \
+#define KC_SCALES(name, source, side)                                                                                  \
     KC_KERNEL(KC_ENCODE_THREADS)                                                                                                     \
-    cachegen_##what##_##name##_##side(KC_ARGUMENTS(kernels::metal_encode_arguments), KC_POSITION) {                    \
+    cachegen_scales_##name##_##side(KC_ARGUMENTS(kernels::metal_encode_arguments), KC_POSITION) {                      \
         const kc_thread               me = KC_THIS_THREAD;                                                             \
         const kernels::encode_buffers in = kernels::buffers_of(arguments);                                             \
-        kernels::what##_kernel<source, side>(me, in);                                                                  \
+        kernels::scales_kernel<source, side>(me, in);                                                                  \
+    }
+#define KC_COUNT(name, source, side)                                                                                   \
+    KC_KERNEL(KC_ENCODE_THREADS)                                                                                                     \
+    cachegen_count_##name##_##side(KC_ARGUMENTS(kernels::metal_encode_arguments), KC_THREADGROUP_MEMORY,               \
+                                   KC_POSITION) {                                                                      \
+        const kc_thread               me = KC_THIS_THREAD;                                                             \
+        const kernels::encode_buffers in = kernels::buffers_of(arguments);                                             \
+        kernels::count_kernel<source, side>(me, in, (threadgroup uint32_t *) shared);                                  \
     }
 #define KC_ENCODE(name, source, side, where)                                                                           \
     KC_KERNEL(KC_ENCODE_THREADS)                                                                                                     \
@@ -81,8 +89,8 @@ KC_FN void encode_with_memory_table(const thread kc_thread & me, constant metal_
         kernels::encode_with_##where##_table<source, side>(me, arguments, shared);                                     \
     }
 #define KC_ENCODE_SIDE(name, source, side)                                                                             \
-    KC_SAMPLE(scales, name, source, side)                                                                              \
-    KC_SAMPLE(count, name, source, side)                                                                               \
+    KC_SCALES(name, source, side)                                                                                      \
+    KC_COUNT(name, source, side)                                                                                       \
     KC_ENCODE(name, source, side, shared)                                                                              \
     KC_ENCODE(name, source, side, memory)
 #define KC_ENCODE_SOURCE(name, source) KC_FOR_SIDES(KC_ENCODE_SIDE, name, source)

@@ -110,9 +110,11 @@ launch_shape shape_of(const encode_launch & launch, const encode_buffers & in, c
         case encode_kind::scales:
             return shape(metal_source::encode, source_name("scales", launch.source, launch.n_side), launch.source,
                          in.n_jobs, encode_groups, 0, 0, limits);
-        case encode_kind::count:
+        case encode_kind::count: {
+            const count_bytes bytes = count_shared_bytes(in, launch.n_side);
             return shape(metal_source::encode, source_name("count", launch.source, launch.n_side), launch.source,
-                         in.n_jobs, encode_groups, 0, 0, limits);
+                         in.n_jobs, encode_groups, bytes.workgroup, bytes.group, limits);
+        }
         case encode_kind::lay_out:
             return shape(metal_source::encode, "cachegen_lay_out", n_store_kinds, in.n_jobs, lay_out_groups, 0, 0,
                          limits);

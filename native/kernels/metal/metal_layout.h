@@ -142,7 +142,7 @@ KC_FIELD(encode_plane, is_fp16, 52, 4);
 KC_FIELD(encode_plane, rotation, 56, 4);
 KC_FIELD(encode_plane, rotation_factor, 60, 4);
 KC_FIELD(encode_plane, block_token, 64, 4);
-KC_FIELD(encode_plane, reserved, 68, 4);
+KC_FIELD(encode_plane, n_stretches, 68, 4);
 
 KC_BYTES(unit_made, 16);
 KC_FIELD(unit_made, outcome, 0, 4);

@@ -175,6 +175,12 @@ KC_FN uint32_t kc_read_u16(const KC_PRIVATE kc_shared & shared, uint32_t address
 KC_FN uint64_t kc_read_u64(const KC_PRIVATE kc_shared & shared, uint32_t address) {
     return *(const KC_SHARED uint64_t *) (shared.memory + address);
 }
+KC_FN void kc_write_u8(const KC_PRIVATE kc_shared & shared, uint32_t address, uint32_t value) {
+    shared.memory[address] = (uint8_t) value;
+}
 KC_FN void kc_write_u16(const KC_PRIVATE kc_shared & shared, uint32_t address, uint32_t value) {
     *(KC_SHARED uint16_t *) (shared.memory + address) = (uint16_t) value;
+}
+KC_FN void kc_atomic_add_u32(const KC_PRIVATE kc_shared & shared, uint32_t address, uint32_t value) {
+    atomic_fetch_add_explicit((KC_SHARED atomic_uint *) (shared.memory + address), value, memory_order_relaxed);
 }
